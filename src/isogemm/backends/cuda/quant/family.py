@@ -24,6 +24,7 @@ FAMILIES: Families[QuantKernel] = Families(
         "quant int": "integers.kernel:KERNEL",
         "quant floats": "floats:KERNEL",
         "quant few": "few:KERNEL",
+        "quant apart": "apart:KERNEL",
         "quant many": "many:KERNEL",
         "quant once": "once:KERNEL",
     },

@@ -19,31 +19,12 @@
 constexpr int THREADS = 128 * (WARPGROUPS + 1), NACC = BN / 2;
 constexpr int BM = 64 * MW * WARPGROUPS, TILES = BM / 16;  // rows, and tiles of W, of a block
 constexpr int SPAN = Q_RECORD_K / 64, CODE_BYTES = SPAN > 1 ? Q_STEP_BYTES : Q_RECORD_BYTES, SCALE_BYTES = Q_RECORD_BYTES - Q_FLOATS;
-constexpr int X_BYTES = BN * 128, STAGE_BYTES = X_BYTES + (TILES * CODE_BYTES + 1023) / 1024 * 1024;
+constexpr int KS = 1, BX = BN, X_BYTES = BX * 128, RAW_BYTES = (TILES * CODE_BYTES + 1023) / 1024 * 1024;
+constexpr int STAGE_BYTES = X_BYTES + RAW_BYTES;
 constexpr int SLOTS = SPAN > 1 ? (STAGES + 2 * SPAN - 2) / SPAN : 0, SLOT_BYTES = (TILES * SCALE_BYTES + 127) / 128 * 128;
 
 #include "quant/ring.cu"
-
-// One thread brings stages. What lies outside of x and of W comes as zeros.
-struct Producer {
-  const Map *map_x, *map_w, *map_s;  // of x, of W's codes (and scales, where they are together), of scales
-  u32 ring, full;
-
-  __device__ __forceinline__ void bring_w(const Block& tile, int i, const Place& p) const {
-    const bool scales = SPAN > 1 && i % SPAN == 0;
-    const u32 at = ring + p.stage * STAGE_BYTES + X_BYTES, slot = ring + STAGES * STAGE_BYTES + p.slot * SLOT_BYTES;
-    const u32 bar = full + 8 * p.stage;
-    const int record = i / SPAN * Q_RECORD_BYTES, row = tile.row / 16;
-    barrier_expect(bar, X_BYTES + TILES * (CODE_BYTES + (scales ? SCALE_BYTES : 0)));
-    tma_load(at, map_w, bar, (record + i % SPAN * Q_STEP_BYTES) / 8, row, 0, 0);
-    if (scales) tma_load(slot, map_s, bar, (record + Q_FLOATS) / 8, row, 0, 0);
-  }
-  __device__ __forceinline__ void bring_x(const Block& tile, int i, const Place& p) const {
-    const u32 at = ring + p.stage * STAGE_BYTES, bar = full + 8 * p.stage, share = CM > 1 ? cluster_rank() * (BN / CM) : 0;
-    if (CM > 1) tma_multicast(at + share * 128, map_x, bar, i * 64, tile.col + share, 0, (1 << CM) - 1, 0);
-    else tma_load(at, map_x, bar, i * 64, tile.col, 0, 0);
-  }
-};
+#include "quant/bring.cu"
 
 typedef u32 Fragments[MW][4];  // of 16 of K and each block of 64 rows
 
@@ -115,7 +96,7 @@ struct Consumer {
   }
   // The products of a tile. While the tensor cores multiply 16 of K, the next 16 are dequantized: a warp cannot go on
   // beyond a product whose weights are in registers before they are taken, so work is dealt out in pieces this small.
-  // (Weights by way of shared memory, from warps of their own: 0.71 of bf16's speed where this is 0.88, on an H200.)
+  // (Weights by way of shared memory, from warps of their own, are quant/apart.cu's: slower for tiles of this size.)
   __device__ __forceinline__ void walk(float (&acc)[MW][NACC], int iters) {
     Fragments a[2];
     Raw raw;

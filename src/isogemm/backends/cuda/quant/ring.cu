@@ -1,7 +1,8 @@
-// The ring of quant/many.cu and quant/integers/wide.cu: STAGES buffers of 64 of K that one thread fills, tile after tile.
+// The ring of quant/many.cu, quant/apart.cu and quant/integers/wide.cu: STAGES buffers of KS times 64 of K that one thread fills,
+// tile after tile.
 //
-// After include/elements.cu. CM blocks of a cluster take neighbouring rows of W. Scales of super-blocks serve SPAN stages
-// and are in one of SLOTS; a block has BM rows of W and BN rows of x.
+// After include/elements.cu. CM blocks of a cluster take neighbouring rows of W. Scales of super-blocks serve SPAN times 64 of K
+// and are in one of SLOTS; a block has BM rows of W and BX rows of x.
 
 struct Block { int row, col; };  // the first row of W, and of x
 struct Plan {
@@ -10,7 +11,7 @@ struct Plan {
   // Groups of `group` tiles of rows of x; inside a group rows of W are slowest, so that they are read once for all of it.
   __device__ __forceinline__ Block operator[](int t) const {
     const int width = group * tiles_w, first = t / width * group, high = min(tiles_x - first, group), in = t % width;
-    return {(in / high * CM + (CM > 1 ? (int)cluster_rank() : 0)) * BM, (first + in % high) * BN};
+    return {(in / high * CM + (CM > 1 ? (int)cluster_rank() : 0)) * BM, (first + in % high) * BX};
   }
 };
 
@@ -19,7 +20,7 @@ struct Place {
   u32 stage, parity, slot, step;
   __device__ __forceinline__ void next() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
-    if (SPAN > 1 && ++step == SPAN) step = 0, slot = slot + 1 == SLOTS ? 0 : slot + 1;
+    if (SPAN > 1 && (step += KS) == SPAN) step = 0, slot = slot + 1 == SLOTS ? 0 : slot + 1;
   }
 };
 

@@ -1,0 +1,174 @@
+"""Products with weights that warps of their own dequantize: the bits of those that dequantize for themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.backends.cuda.compiled import H200, Kernels, said_of
+from tests.backends.cuda.quant.test_many import drawn, packed_of, poisoned, product, same, there, weight
+
+from isogemm.backends.cuda.driver import facts as device
+from isogemm.backends.cuda.driver import kernel as driver
+from isogemm.backends.cuda.driver import nvrtc, tensormap
+from isogemm.backends.cuda.quant import apart
+from isogemm.backends.cuda.quant.apart import KERNEL, ApartConfig
+from isogemm.backends.cuda.quant.case import QuantCase
+from isogemm.backends.cuda.quant.layout import FORMATS, layout
+from isogemm.errors import LimitError, OptionError
+from isogemm.formats.blocks import FORMATS as ALL
+
+torch = pytest.importorskip("torch")
+gpu = pytest.mark.gpu
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+CONFIGS = (
+    *("x16x16x256 s14 m4 d8 e2", "x16x40x256 s7 m3 d4 e2", "x32x64x256 s4 m3 d8 e1", "w16x24x256 s10 m4 d8 e2"),
+    *("w32x48x256 s5 m3 d8 e2", "w48x24x256 s6 m3 d12 e2", "x32x64x128 s9 m4 d8 e2", "x48x136x64 s9 m3 d8 e1"),
+    *("w32x48x128 s10 m4 d8 e2", "w96x56x64 s12 m4 d12 e2", "w128x88x64 s8 m3 d8 e2", "w256x64x64 s4 m2 d4 e4"),
+)
+SERVED = [(name, text) for name in ("Q4_0", "Q4_K", "Q6_K") for text in CONFIGS if name == "Q4_0" or "x256 " in text]
+
+
+def check(x: Any, w: Any, bias: Any = None, out: Any = F32, config: str | None = None) -> None:
+    x = x.cuda()
+    got = poisoned(len(x), len(w), dtype=out)
+    KERNEL.run(x, packed_of(w), got, bias, config)
+    same(got, product(x, w, bias, out))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format(name, dtype):
+    k = ALL[name].block * (9 if ALL[name].block == 32 else 5)
+    for m, n in ((17, 200), (100, 64), (257, 129)):
+        check(drawn(m, k, dtype), weight(name, n, k))
+
+
+@gpu
+@pytest.mark.parametrize(("name", "config"), SERVED)
+def test_every_configuration_has_the_same_bits(name, config):
+    for m, n, k in ((17, 16, 256), (65, 1000, 768), (300, 520, 2560)):
+        check(drawn(m, k), weight(name, n, k), config=config)
+
+
+@gpu
+@pytest.mark.parametrize("config", CONFIGS[:8:2])
+def test_many_tiles_to_a_block_again_and_again(config):
+    """Warps that dequantize are ahead of products by some stages, and into the next tile."""
+    w, x = weight("Q4_0", 6000, 256), drawn(500, 256).cuda()
+    packed, want = packed_of(w), product(x, w, None, BF16)
+    for _ in range(20):
+        got = poisoned(500, 6000, dtype=BF16)
+        KERNEL.run(x, packed, got, None, config)
+        same(got, want)
+
+
+@gpu
+@pytest.mark.parametrize("k", [32, 64, 96, 128, 160, 2080])
+def test_lengths_that_end_within_a_stage(k):
+    check(drawn(40, k), weight("Q5_1", 70, k))
+
+
+@gpu
+@pytest.mark.parametrize("out", [BF16, F16, F32])
+@pytest.mark.parametrize("kind", [None, BF16, F32])
+@pytest.mark.parametrize("config", ["x16x56x256 s6 m3 d4 e2", "w32x56x128 s7 m3 d4 e2"])
+def test_types_of_results_and_of_a_bias(out, kind, config):
+    bias = None if kind is None else torch.randn(131, generator=torch.Generator().manual_seed(1)).to(kind).cuda()
+    check(drawn(50, 256), weight("Q4_K", 131, 256), bias, out, config)
+    if bias is not None:
+        check(drawn(50, 256), weight("Q4_K", 131, 256), bias.repeat_interleave(2)[::2], out, config)
+
+
+@gpu
+def test_special_values():
+    x = drawn(64, 256)
+    for row, column, value in ((3, 5, float("inf")), (4, 9, float("nan")), (5, 1, -float("inf")), (6, 0, 1e38)):
+        x[row, column] = value
+    x[7] = -0.0
+    for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K"):
+        check(x, weight(name, 40, 256), out=BF16)
+        check(x, weight(name, 40, 256, "blocks"))
+
+
+@gpu
+def test_strides_and_neighbours():
+    w = weight("Q4_K", 100, 512)
+    wide = drawn(90, 1024).cuda()
+    x = wide[::2, 256:768]
+    held = poisoned(47, 120)
+    KERNEL.run(x, packed_of(w), held[1:46, 7:107])
+    same(held[1:46, 7:107], product(x.contiguous(), w))
+    assert held[0].isnan().all()
+    assert held[46].isnan().all()
+    assert held[:, :7].isnan().all()
+    assert held[:, 107:].isnan().all()
+
+
+# Without a GPU from here on.
+
+
+def test_refusals():
+    packed = there("Q4_0", 48, 64)
+    for m, nearest in ((16, "17"), (513, "512")):
+        with pytest.raises(LimitError, match=f"nearest legal choice: {nearest}"):
+            KERNEL.run(torch.zeros(m, 64, dtype=BF16), packed, torch.zeros(m, 48))
+    for wrong in ("2x1x128 s8", "x16x40x256", "x24x40x256 s8 m4 d8 e2", "x16x40x256 s24 m4 d8 e2"):
+        with pytest.raises(OptionError, match="w64x64x64"):
+            KERNEL.build(QuantCase("same", "Q4_0", "bfloat16", "bfloat16", None, 40, 64, 256), wrong, 0)
+
+
+def test_configurations():
+    for name, text in SERVED:
+        config = ApartConfig.parse(text)
+        assert config is not None
+        assert str(config) == text
+        assert apart.legal(layout(name), config), (name, text)
+    for name in FORMATS:
+        for m in (17, 33, 64, 200, 512):
+            for n, k in ((512, 14592), (28672, 4096), (2560, 9728), (100, 256)):
+                best = ApartConfig.parse(apart.best(name, m, n, k))
+                assert best is not None
+                assert apart.legal(layout(name), best)
+
+
+def test_stages_in_hand_are_fewer_than_parities_tell_apart():
+    """A warp that passes a stage's barrier a phase early makes wrong weights, and stops a product for good."""
+    assert apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 11, 5, 8, 2))
+    assert not apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 8, 5, 8, 2))
+    assert not apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 11, 3, 8, 2))
+
+
+def test_scales_of_super_blocks_come_with_every_stage():
+    """A warp skips stages: where another one brought the scales, 2538 of 705024 elements were wrong (Q5_K, an H200)."""
+    assert apart.legal(layout("Q5_0"), ApartConfig("w", 48, 168, 64, 8, 4, 8, 1))
+    assert not apart.legal(layout("Q5_K"), ApartConfig("w", 48, 168, 64, 8, 4, 8, 1))
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
+    pytest.importorskip("triton", reason="Triton, which brings the tools that read a cubin, is not installed")
+    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
+    found = Kernels()
+    monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path)
+    monkeypatch.setattr(device, "device", lambda ordinal: H200)
+    monkeypatch.setattr(driver, "load", found.load)
+    monkeypatch.setattr(tensormap, "driver", lambda: None)
+    return found
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+def test_products_do_not_wait_for_one_another(kernels, name):
+    """No spills; products are waited for once, at the end of a tile; and no stage asks for the block's place."""
+    for m in (36, 169, 512):
+        KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, 2048, 4096), None, 0)
+    for kernel in kernels.loaded:
+        assert kernel.spilled == 0
+        code = said_of(kernel.cubin, "nvdisasm", "-c")
+        left = [int(found, 16) for found in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d+)", code)]
+        assert left == [1, 0]
+        assert "S2UR" not in code[code.index("WARPGROUP.ARRIVE") : code.rindex("HGMMA")]

@@ -138,11 +138,20 @@ struct Thread {
   }
 };
 
+// Registers lie in two banks of one port each: of the three that a product reads, one has to be kept from the product before
+// and the others to lie in both banks. So columns are walked to and fro, and `volatile` keeps the compiler from another order,
+// where that was seen to be faster.
 __device__ __forceinline__ void multiply(float (&acc)[TM][TN], const float (&x)[TM], const float (&y)[TN]) {
+  constexpr bool TO_AND_FRO = TM == 8 && TN == 8 && MODE_A == 0 && MODE_B == 0;
 #pragma unroll
   for (int i = 0; i < TM; ++i) {
 #pragma unroll
-    for (int j = 0; j < TN; ++j) acc[i][j] = __fmaf_rn(x[i], y[j], acc[i][j]);  // order-critical: k outside, ascending
+    for (int t = 0; t < TN; ++t) {
+      const int j = TO_AND_FRO && i % 2 ? TN - 1 - t : t;
+      // order-critical: k outside, ascending
+      if (TO_AND_FRO) asm volatile("fma.rn.f32 %0, %1, %2, %0;" : "+f"(acc[i][j]) : "f"(x[i]), "f"(y[j]));
+      else acc[i][j] = __fmaf_rn(x[i], y[j], acc[i][j]);
+    }
   }
 }
 

@@ -80,8 +80,12 @@ def test_decoding_is_saved_checked_and_refused(tmp_path):
     again = load(made.save(tmp_path))
     assert (again.plan, again.layout) == (made.plan, made.layout)
     run = again.start(weights(WIDE))
-    with pytest.raises(ShapeError, match=r"positions: limit: whole numbers from 0 to 19"):
+    with pytest.raises(ShapeError, match=r"positions: limit: whole numbers from 0 to 19; got: 20; .* 19"):
         run.decode([0] * BATCH, [0, 1, LENGTH])
+    with pytest.raises(ShapeError, match=r"ids: limit: whole numbers .* got: float64"):
+        run.decode([0.0] * BATCH, [0, 1, 2])
+    with pytest.raises(OptionError, match=r"keys of a prefill: limit: those of a call of logits; got: none"):
+        run.fill(lowered("prefill", WIDE).start(weights(WIDE)))  # which has computed nothing yet
     with pytest.raises(OptionError, match=r"phase of logits: limit: prefill"):
         run.logits(np.zeros((BATCH, LENGTH), int))
     with pytest.raises(ShapeError, match=r"tokens of a prefill: limit: at most 20"):

@@ -168,6 +168,7 @@ class Run:
         found = self._tokens("ids", ids, (self._about["batch"], self._about["tokens"]))
         self.array("ids")[...] = found.reshape(-1)
         self._executor.run("forward")
+        self.steps += 1
         return self.array("logits").reshape(*found.shape, -1).copy()
 
     def decode(self, ids: Any, positions: Any) -> NDArray[np.float32]:
@@ -212,6 +213,8 @@ class Run:
         if theirs["tokens"] > ours["tokens"]:
             limit = f"at most {ours['tokens']}, which the caches hold"
             raise ShapeError("tokens of a prefill", limit=limit, value=theirs["tokens"], nearest=ours["tokens"])
+        if not prefill.steps:
+            raise OptionError("keys of a prefill", limit="those of a call of logits", value="none", nearest="logits(ids)")
         for i in range(self.program.model.num_hidden_layers):
             keys = "k.heads" if self.program.model.positions else "k.turned"
             for cache, name in (("k.cache", keys), ("v.cache", "v.heads")):
@@ -227,8 +230,11 @@ class Run:
         found, most = np.asarray(given), below or self.program.model.vocab_size
         if found.shape != shape:
             raise ShapeError(name, limit=list(shape), value=list(found.shape), nearest=list(shape))
-        if found.dtype.kind not in "iu" or found.min() < 0 or found.max() >= most:
-            raise ShapeError(name, limit=f"whole numbers from 0 to {most - 1}", value=found.dtype, nearest=most - 1)
+        limit = f"whole numbers from 0 to {most - 1}"
+        if found.dtype.kind not in "iu":
+            raise ShapeError(name, limit=limit, value=found.dtype, nearest="integers")
+        for bad in found[(found < 0) | (found >= most)]:
+            raise ShapeError(name, limit=limit, value=int(bad), nearest=min(max(int(bad), 0), most - 1))
         return found.astype(np.int64)
 
 

@@ -88,7 +88,8 @@ def attention(
     -----------
     A row of the result depends on that row of `q` and the keys and values that it sees, in their order: not on other
     batch entries, heads or queries, on how queries are cut into calls, on hidden keys behind or, with `start`, before.
-    Values of hidden keys between `start` and `stop` have to be finite. The gradients' orders are in docs/attention.md.
+    Values of hidden keys between `start` and `stop` have to be finite, and behind a mask that is added their products
+    with queries, too. The gradients' orders are in docs/attention.md.
     """
     causal = arguments.flag("causal", causal)
     more = {"sinks": sinks, "softcap": softcap, "dropout": dropout, "seeds": seeds}
@@ -148,7 +149,7 @@ def scaled_dot_product_attention(
 
     From a mask, the range of each query's keys is found on its device, without waiting for it: the first key that it
     sees, from which its leaves are counted, and the one behind the last. A key is hidden by False, or by -inf or the
-    least number of a mask's dtype. So neither padding on either side reaches the bits, nor where a sliding window
+    least number of a mask's dtype; what is finite as in `attention`. So neither padding on either side reaches the bits, nor where a sliding window
     begins, nor what the mask shows to other queries, heads and batch entries.
 
     Parameters

@@ -434,6 +434,10 @@ def test_no_memory_is_asked_for_before_the_limit_is_checked(monkeypatch):
     monkeypatch.setattr(np, "empty", lambda *_: pytest.fail("allocated"))
     with pytest.raises(LimitError):
         matmul(huge(2**30, 1), huge(1, 2**30))
+    with pytest.raises(LimitError, match=r"at most [1-9][0-9]* at a time"):  # one row of each is too many
+        isogemm.gemm_strided_batched(huge(2**40, 1, 1), huge(2**40, 1, 1))
+    with pytest.raises(LimitError, match="shorter rows"):
+        matmul(huge(1, 1), huge(1, 2**60))
 
 
 @pytest.mark.parametrize(

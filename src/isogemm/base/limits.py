@@ -18,12 +18,14 @@ def check_size(shape: Sequence[int], itemsize: int, memory: Callable[[], int]) -
         return
     limit = min(_ADDRESSABLE, memory())
     if nbytes > limit:
-        row = math.prod(shape[:-2]) * shape[-1] * itemsize
+        rows = limit // (math.prod(shape[:-2]) * shape[-1] * itemsize)
+        items = limit // (math.prod(shape[1:]) * itemsize)
+        some = f"at most {items} at a time" if items else "shorter rows"
         raise LimitError(
             "bytes of the result",
             limit=f"{limit} bytes of memory",
             value=f"{nbytes} for shape {list(shape)}",
-            nearest=f"at most {limit // row} rows at a time",
+            nearest=f"at most {rows} rows at a time" if rows else some,
         )
 
 

@@ -214,7 +214,8 @@ class Run:
             limit = f"at most {ours['tokens']}, which the caches hold"
             raise ShapeError("tokens of a prefill", limit=limit, value=theirs["tokens"], nearest=ours["tokens"])
         if not prefill.steps:
-            raise OptionError("keys of a prefill", limit="those of a call of logits", value="none", nearest="logits(ids)")
+            limit = "those of a call of logits"
+            raise OptionError("keys of a prefill", limit=limit, value="none", nearest="prefill.logits(ids)")
         for i in range(self.program.model.num_hidden_layers):
             keys = "k.heads" if self.program.model.positions else "k.turned"
             for cache, name in (("k.cache", keys), ("v.cache", "v.heads")):

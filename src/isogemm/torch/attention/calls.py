@@ -149,8 +149,9 @@ def scaled_dot_product_attention(
 
     From a mask, the range of each query's keys is found on its device, without waiting for it: the first key that it
     sees, from which its leaves are counted, and the one behind the last. A key is hidden by False, or by -inf or the
-    least number of a mask's dtype; what is finite as in `attention`. So neither padding on either side reaches the bits, nor where a sliding window
-    begins, nor what the mask shows to other queries, heads and batch entries.
+    least number of a mask's dtype; what has to be finite is told in `attention`. So neither padding on either side
+    reaches the bits, nor where a sliding window begins, nor what the mask shows to other queries, heads and batch
+    entries.
 
     Parameters
     ----------

@@ -26,6 +26,7 @@ __all__ = [
     "Operator",
     "Reverse",
     "Tensor",
+    "asked_for",
     "check_no_ddp",
     "check_no_hooks",
     "define",
@@ -233,6 +234,32 @@ def check_no_hooks(name: str, parameter: Tensor) -> None:
         raise OptionError(
             f"{name} of a parameter with hooks", limit=limit, value="tensor hooks", nearest=f"{name}=None, or no hooks"
         )
+
+
+def asked_for(ctx: Any, place: int, buffer: Tensor | None) -> Tensor | None:
+    """A parameter's buffer, where a backward pass goes on to the parameter's ``.grad``; else None.
+
+    `torch.autograd.grad` and ``backward(inputs=...)`` ask for some gradients and leave all other sums as they are.
+    Compilers and transforms ask for those that they trace.
+
+    Parameters
+    ----------
+    ctx : context of a torch.autograd.Function
+    place : int
+        Of the parameter among the tensors that the Function was given.
+    buffer : tensor, optional
+    """
+    if buffer is None or is_compiling() or not is_plain():
+        return buffer
+    node = ctx.next_functions[place][0]
+    if node is None:  # the parameter was frozen
+        return buffer
+    while node.next_functions:  # of a cast, a view or 1 + weight
+        node = node.next_functions[0][0]
+    try:
+        return buffer if torch._C._will_engine_execute_node(node) else None
+    except RuntimeError:  # torch.autograd.grad hands this very gradient back
+        return None
 
 
 def refuse_ddp() -> NoReturn:

@@ -127,6 +127,42 @@ def test_parameters_of_a_functional_call_have_all_of_their_gradient():
     assert not differing(dict(zip(names, got, strict=True)), dict(zip(names, want, strict=True)))
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_buffers_take_what_is_asked_for(autocast):
+    """As `.grad` does: other gradients of a loss leave it as it is, and those of parameters are handed back."""
+    model = build(intermediate_size=32)
+    iso.convert(model, grad_order="leaf16")
+    ids, parameters = tokens(2, LENGTH), dict(model.named_parameters())
+
+    def called():
+        hidden = model.model.embed_tokens(ids).detach().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return hidden, model(inputs_embeds=hidden).logits.float().square().mean()
+
+    hidden, y = called()
+    want = torch.autograd.grad(y, [hidden, *parameters.values()])
+    iso.use_main_grad(model)
+
+    def sums():
+        return {name for name, _, total in iso.main_grads(model) if total.any()}
+
+    hidden, y = called()
+    assert torch.equal(torch.autograd.grad(y, hidden, retain_graph=True)[0], want[0])
+    y.backward(inputs=[hidden], retain_graph=True)
+    assert torch.equal(hidden.grad, want[0])
+    assert not sums()
+    got = torch.autograd.grad(y, list(parameters.values()), retain_graph=True)
+    assert all(torch.equal(x, w) for x, w in zip(got, want[1:], strict=True))
+    assert not sums()
+    some = ["model.layers.0.mlp.up_proj.weight", "model.layers.1.self_attn.q_norm.weight"]
+    y.backward(inputs=[parameters[name] for name in some], retain_graph=True)
+    assert sums() == set(some)
+    assert all(p.grad is None for p in parameters.values())
+    iso.use_main_grad(model)
+    y.backward()
+    assert sums() == set(parameters)
+
+
 @pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm", "Embedding", "Linear"])
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_a_hook_that_would_get_no_gradient_is_an_error(kind, register):

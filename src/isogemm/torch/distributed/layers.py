@@ -18,7 +18,7 @@ from ..arguments import autocast
 from ..gemm.products import accumulate, linear, product, resolved, with_order
 from ..model.layers import Converted, Embedding, Linear, RowNorm
 from ..model.recognition import around, mixed
-from ..operator import Tensor, forward_alone
+from ..operator import Tensor, asked_for, forward_alone
 from .compiled import linear_op, numbered, stacked_op
 from .ranks import Ranks
 from .sums import product_over_ranks
@@ -233,9 +233,10 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
             dx = layer.backwards(rows, w, ctx.contract, x.dtype)
             dx = dx.reshape(-1, *x.shape[1:]) if x.dim() > 1 else dx.reshape(-1)
         if ctx.needs_input_grad[1]:
-            dw = _over_rows(rows.mT, flat, ctx.buffers[0], ctx.rows, w.dtype)
+            dw = _over_rows(rows.mT, flat, asked_for(ctx, 1, ctx.buffers[0]), ctx.rows, w.dtype)
         if ctx.needs_input_grad[2]:
-            buffer = None if ctx.buffers[1] is None else ctx.buffers[1].unsqueeze(0)
+            buffer = asked_for(ctx, 2, ctx.buffers[1])
+            buffer = None if buffer is None else buffer.unsqueeze(0)
             db = _over_rows(rows.new_ones(1, len(rows)), rows, buffer, ctx.rows, ctx.bias)
             db = None if db is None else db.reshape(-1)
         return dx, dw, db, None, None, None

@@ -161,19 +161,21 @@ def _back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dx = linear(fit(dy, w, ctx.contract), w.mT, None, counts, ctx.chain, order, x.dtype, None, None)
     rows = fit(dy, x, ctx.contract)
     if ctx.needs_input_grad[1]:
-        if ctx.main_grad is None:
+        buffer = operator.asked_for(ctx, 1, ctx.main_grad)
+        if buffer is None:
             dw = outer(rows, x, counts, ctx.rows, order, w.dtype)
         else:
-            continued(rows, x, counts, ctx.main_grad, ctx.rows)
+            continued(rows, x, counts, buffer, ctx.rows)
     if ctx.needs_input_grad[2]:
         # A column of eight: lines of a whole word of the copy engine's.
         ones, sums = rows.new_ones(len(rows), 8)[:, :1], ctx.rows
         if str(rows.dtype).removeprefix("torch.") not in ctx.contract.operands:
             sums = str(with_order(Contract(), order))
-        if ctx.bias_main_grad is None:
+        buffer = operator.asked_for(ctx, 2, ctx.bias_main_grad)
+        if buffer is None:
             db = call_outer(ones, rows, counts, sums, order, ctx.bias_dtype).squeeze(1)
         else:
-            continued(ones, rows, counts, ctx.bias_main_grad.unsqueeze(1), sums)
+            continued(ones, rows, counts, buffer.unsqueeze(1), sums)
     return dx, dw, db, *[None] * 6
 
 

@@ -70,15 +70,28 @@ def use_main_grad(module: Any) -> list[str]:
     if not _watching:  # steps that trainers make read ``.grad`` alone
         _watching.append(optimizers.register_optimizer_step_pre_hook(_check_step))
     for name, parameter, uses in uses_of:
+        before = getattr(parameter, "main_grad", None)
         for layer, key, first in uses:
-            own = {name: buffer for name, buffer in (layer.main_grads or {}).items() if name != key}
+            own = dict(layer.main_grads or {})
+            known = own.pop(key, None)
+            buffer = _emptied(before if first or before is None else known, layer, key)
             if first:
-                parameter.main_grad = layer.zeros(key)
+                parameter.main_grad = buffer
             else:
-                own[key] = layer.zeros(key)
+                own[key] = buffer
             layer.main_grads = own or None
         found.append(name)
     return found
+
+
+def _emptied(known: Any, layer: Any, key: str) -> Tensor:
+    """A buffer of zeros: the one of before, where it fits, which recorded graphs have; else another one."""
+    like: Tensor = layer._parameters[key]
+    if known is not None and (known.shape, known.device, known.dtype) == (like.shape, like.device, torch.float32):
+        clear(known)
+        return known
+    made: Tensor = layer.zeros(key)
+    return made
 
 
 def main_grads(module: Any) -> Iterator[tuple[str, Tensor, Tensor]]:

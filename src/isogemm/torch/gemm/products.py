@@ -247,15 +247,17 @@ def _linear_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dx = call_product(None, fit(rows, w, contract), w, 1.0, 0.0, ctx.chain, order, x.dtype).reshape(x.shape)
     rows = fit(rows, flat, contract)
     if ctx.needs_input_grad[1]:
-        if ctx.main_grad is None:
+        buffer = operator.asked_for(ctx, 1, ctx.main_grad)
+        if buffer is None:
             dw = call_product(None, rows.mT, flat, 1.0, 0.0, ctx.rows, order, w.dtype)
         else:
-            accumulate(rows.mT, flat, ctx.main_grad, ctx.rows)
+            accumulate(rows.mT, flat, buffer, ctx.rows)
     if ctx.needs_input_grad[2]:
-        if ctx.bias_main_grad is None:
+        buffer = operator.asked_for(ctx, 2, ctx.bias_main_grad)
+        if buffer is None:
             db = _sum_rows(rows, ctx, ctx.bias_dtype).reshape(-1)
         else:
-            accumulate(rows.new_ones(1, rows.shape[0]), rows, ctx.bias_main_grad.unsqueeze(0), ctx.rows)
+            accumulate(rows.new_ones(1, rows.shape[0]), rows, buffer.unsqueeze(0), ctx.rows)
     return dx, dw, db, *[None] * 5
 
 

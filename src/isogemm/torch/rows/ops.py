@@ -17,6 +17,7 @@ from torch import Tensor
 from ...errors import OptionError
 from ..operator import (
     Reverse,
+    asked_for,
     check_no_ddp,
     check_no_hooks,
     define,
@@ -92,6 +93,12 @@ def _check_constants(needs: Sequence[bool]) -> None:
         raise OptionError("cos and sin", limit="constants", value="requires_grad=True", nearest="cos.detach()")
 
 
+def _asked_for(ctx: Any, buffers: Grads, tensors: Sequence[Any]) -> Grads:
+    """Of each operand the buffer, where a backward pass goes on to its parameter."""
+    places = [sum(x is not None for x in tensors[:i]) for i in range(len(buffers))]
+    return tuple([asked_for(ctx, i, buffer) for i, buffer in zip(places, buffers, strict=True)])
+
+
 class _Along(Reverse):
     @staticmethod
     def forward(ctx: Any, kind: str, options: tuple[Any, ...], buffers: Grads, *tensors: Tensor | None) -> Tensor:
@@ -104,7 +111,7 @@ class _Along(Reverse):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         kind, options, buffers = ctx.call
-        of = Recording(kind, options, buffers, ctx.needs_input_grad[3:])
+        of = Recording(kind, options, _asked_for(ctx, buffers, ctx.saved_tensors), ctx.needs_input_grad[3:])
         grads = differentiated(of, dy, *ctx.saved_tensors)
         if is_grad_enabled():  # create_graph=True
             found = iter(_Once.apply(kind, len(grads), *grads, dy, *ctx.saved_tensors))
@@ -175,7 +182,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[1:4])
-    buffers = [buffer if need else None for buffer, need in zip(ctx.buffers, needs, strict=True)]
+    asked = _asked_for(ctx, ctx.buffers, ctx.saved_tensors)
+    buffers = [buffer if need else None for buffer, need in zip(asked, needs, strict=True)]
     found = along_rows_backward(ctx.kind, dy, *ctx.saved_tensors, needs, *buffers, *ctx.rest)
     places = zip(found, needs, buffers, strict=True)
     return None, *[grad if need and buffer is None else None for grad, need, buffer in places], *[None] * 6

@@ -19,7 +19,7 @@ import torch
 
 from ... import reductions
 from ...gemm.grouped_linear import call_grouped_linear, call_outer, continued
-from ...operator import Operator, Tensor, define, is_compiling, refuse_vmap
+from ...operator import Operator, Tensor, asked_for, define, is_compiling, refuse_vmap
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,11 @@ def _back_biased(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     db = None
     if ctx.needs_input_grad[1]:
         rows, ones = dy.float(), dy.new_ones(len(dy), 1, dtype=torch.float32)
-        if ctx.buffer is None:
+        buffer = asked_for(ctx, 1, ctx.buffer)
+        if buffer is None:
             db = call_outer(ones, rows, counts, "fma/chain", "chain", ctx.dtype).squeeze(1)
         else:
-            continued(ones, rows, counts, ctx.buffer.unsqueeze(1), "fma/chain")
+            continued(ones, rows, counts, buffer.unsqueeze(1), "fma/chain")
     return dy, db, None, None, None
 
 

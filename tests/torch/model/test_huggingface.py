@@ -496,17 +496,24 @@ def test_what_waits_for_the_call_of_a_layer_gets_it(where, how):
     assert not same(found[0], plain)
 
 
-@pytest.mark.parametrize("kind", ["register_forward_hook", "register_full_backward_hook", "forward"])
-def test_an_activation_that_nobody_calls_takes_no_hooks(kind):
-    model = build()
+@pytest.mark.parametrize("kind", ["changes", "register_forward_pre_hook", "register_full_backward_hook", "forward"])
+def test_an_activation_whose_block_computes_it_is_shown_and_not_changed(kind):
+    model, seen = build(), []
     iso.convert(model)
-    act = model.model.layers[0].mlp.act_fn
-    if kind == "forward":
+    act, ids = model.model.layers[0].mlp.act_fn, tokens(1, 5)
+    want = model(ids).logits
+    act.register_forward_hook(lambda _, given, y: seen.append((given[0], y)))
+    assert same(model(ids).logits, want)
+    ((gate, y),) = seen
+    assert torch.equal(y, torch.nn.functional.silu(gate))
+    if kind == "changes":
+        act.register_forward_hook(lambda _, __, y: y.mul_(2))
+    elif kind == "forward":
         _tripled(act)
     else:
-        getattr(act, kind)(lambda *args: None)
+        getattr(act, kind)((lambda _, x: (2 * x[0],)) if "pre" in kind else lambda *args: None)
     with pytest.raises(OptionError, match=r"act_fn of a converted Qwen3MLP.*before convert"):
-        model(tokens(1, 5))
+        model(ids)
 
 
 def test_hooks_of_norms_are_called():

@@ -402,7 +402,7 @@ class RowNorm(Converted):
 class GatedMLP(Merging):
     """A gated block of another library: ``down_proj(silu(gate_proj(x)) * up_proj(x))``.
 
-    `act_name` is where its activation stands, a module that nobody calls.
+    `act_name` is where its activation stands, a module that nobody calls but for its hooks.
     """
 
     part = "mlp"
@@ -418,16 +418,25 @@ class GatedMLP(Merging):
         Raises
         ------
         OptionError
-            Hooks wait for the activation's call.
+            Hooks of the activation that change its result, or wait for its gradient.
         """
+        gate, up = self._products(x)
         act = vars(self)["_modules"].get(self.act_name)
-        if act is not None and ("forward" in vars(act) or has_hooks(act)):
+        if act is not None and ("forward" in vars(act) or has_hooks(act)) and not torch.compiler.is_compiling():
+            self._show(act, gate.detach())
+        return self.down_proj(reductions.silu_mul(gate, up))
+
+    def _show(self, act: Any, gate: Tensor) -> None:
+        """Call the activation, whose work the block does, for the hooks that wait for that: they may look at it."""
+        with torch.no_grad():
+            shown, own = act(gate.clone()), type(act).forward(act, gate)
+            kept = isinstance(shown, torch.Tensor) and torch.equal(shown.nan_to_num(), own.nan_to_num())
+        if not kept or act._backward_hooks or act._backward_pre_hooks:
             raise OptionError(
-                f"{self.act_name} of a converted {type(self).__name__}", limit="no hooks: the block computes it itself",
-                value="hooks, or a forward method of its own, since convert",
-                nearest="the hooks before convert(model), which then leaves the block's code; or hooks of gate_proj",
+                f"{self.act_name} of a converted {type(self).__name__}", limit="hooks that look at its result",
+                value="hooks that change it or wait for its gradient, or another forward method, since convert",
+                nearest="the same before convert(model), which then leaves the block's code; or hooks of gate_proj",
             )  # fmt: skip
-        return self.down_proj(reductions.silu_mul(*self._products(x)))
 
 
 class GatedAct(Merging):

@@ -110,11 +110,11 @@ class _Along(Reverse):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        kind, options, buffers = ctx.call
-        of = Recording(kind, options, _asked_for(ctx, buffers, ctx.saved_tensors), ctx.needs_input_grad[3:])
-        grads = differentiated(of, dy, *ctx.saved_tensors)
+        (kind, options, buffers), tensors = ctx.call, ctx.saved_tensors  # once: a checkpoint makes them anew
+        of = Recording(kind, options, _asked_for(ctx, buffers, tensors), ctx.needs_input_grad[3:])
+        grads = differentiated(of, dy, *tensors)
         if is_grad_enabled():  # create_graph=True
-            found = iter(_Once.apply(kind, len(grads), *grads, dy, *ctx.saved_tensors))
+            found = iter(_Once.apply(kind, len(grads), *grads, dy, *tensors))
             grads = tuple([None if grad is None else next(found) for grad in grads])
         return (None, None, None, *grads)
 
@@ -182,9 +182,10 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     needs = list(ctx.needs_input_grad[1:4])
-    asked = _asked_for(ctx, ctx.buffers, ctx.saved_tensors)
+    tensors = ctx.saved_tensors
+    asked = _asked_for(ctx, ctx.buffers, tensors)
     buffers = [buffer if need else None for buffer, need in zip(asked, needs, strict=True)]
-    found = along_rows_backward(ctx.kind, dy, *ctx.saved_tensors, needs, *buffers, *ctx.rest)
+    found = along_rows_backward(ctx.kind, dy, *tensors, needs, *buffers, *ctx.rest)
     places = zip(found, needs, buffers, strict=True)
     return None, *[grad if need and buffer is None else None for grad, need, buffer in places], *[None] * 6
 

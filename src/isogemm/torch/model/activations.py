@@ -73,7 +73,7 @@ class Activation(Converted):
             return
         place = _SHARED.get(key) if key is not None else None
         if place is None:
-            place = _place(type(self), key)
+            place = _place_of(type(self), key)
             if key is None:
                 _OWN[place] = self
             else:
@@ -114,7 +114,7 @@ def _value(x: Any) -> Any:
     return x if is_global else None
 
 
-def _place(cls: type, key: Any) -> str:
+def _place_of(cls: type, key: Any) -> str:
     """Text for a state, or for the only module that has it."""
     name = f"{cls.__module__}.{cls.__qualname__}"
     if key is not None:

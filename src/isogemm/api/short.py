@@ -6,6 +6,7 @@ gives the CPU no number.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from ..backends import accelerator, backend
@@ -40,7 +41,7 @@ def call_items(form: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[An
 # What is under a trace, or may be part of a forward-mode gradient, takes the long way, which refuses it.
 _trace: Any = None
 _depth: Any = None
-_forward_ad: Any = None
+_forward_ad: Any = SimpleNamespace(_current_level=-1)
 
 
 @when_seen

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import IsogemmError
+from ..operands.tensors import words
 
 ROOM = 64  # elements before and behind
 
@@ -61,10 +62,7 @@ class Guarded:
 def _bits(x: Any) -> np.ndarray[Any, Any]:
     """Bit patterns of a contiguous array or tensor, on the host."""
     if hasattr(x, "detach"):
-        import torch
-
-        kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        x = x.detach().reshape(-1).view(kinds[x.element_size()]).cpu().numpy()
+        x = words(x.detach().reshape(-1)).cpu().numpy()
     x = np.asarray(x).reshape(-1)
     return np.asarray(x.view(f"u{x.itemsize}"))
 

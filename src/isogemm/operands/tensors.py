@@ -163,6 +163,11 @@ def from_tensor(name: str, x: Any) -> Array:
     return viewed
 
 
+def words(x: Any) -> Any:
+    """The bits of a contiguous torch tensor as integers of its elements' size: those of a NaN are its own, too."""
+    return x.view(getattr(sys.modules["torch"], f"int{8 * x.element_size()}"))
+
+
 def memory(name: str, x: Any) -> Array:
     """An ndarray over a CPU tensor of any element type that NumPy has: indices, masks, sums to be written.
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..contract import compare, reference
-from ..operands.tensors import on_host
+from ..operands.tensors import on_host, words
 from .declare import Way
 
 Array = NDArray[Any]
@@ -24,8 +24,7 @@ def differing(x: Any, y: Any) -> int:
         return compare.differing(x, y)
     import torch
 
-    word = torch.int16 if x.element_size() == 2 else torch.int32
-    x, y = x.view(word), y.view(word)
+    x, y = words(x), words(y)
     count = torch.zeros((), dtype=torch.int64, device=x.device)
     step = max(1, AT_ONCE * len(x) // max(1, x.numel()))
     for i in range(0, len(x), step):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ...base.extras import require_extra
 from ...errors import DeviceError, OptionError
+from ...operands.tensors import words
 from .load import load
 
 _TREES = (2, 4, 8, 16)
@@ -97,8 +98,8 @@ def compare_ranks(
     with tempfile.TemporaryDirectory() as folder:
         found = processes.get_context("spawn").SimpleQueue()
         options = {"random": random, "dtype": dtype, "device": device, "seed": seed}
-        words = (most, f"file://{folder}/store", path, tuple(sizes), order, options, tokens, found)
-        processes.spawn(_rank, words, nprocs=most)
+        given = (most, f"file://{folder}/store", path, tuple(sizes), order, options, tokens, found)
+        processes.spawn(_rank, given, nprocs=most)
         return [found.get() for _ in sizes]
 
 
@@ -185,13 +186,10 @@ def compared(want: dict[str, Any], found: dict[str, Any], rank: int) -> Any:
 
 def _differing(want: Any, found: Any, rank: int) -> int:
     """Elements of other bits; of a tensor that is cut along one dimension, this rank's part is compared."""
-    import torch
-
     for dim in range(want.dim()):
         if found.shape[dim] != want.shape[dim]:
             want = want.narrow(dim, rank * found.shape[dim], found.shape[dim])
-    words = {8: torch.int64, 4: torch.int32, 2: torch.int16}[want.element_size()]
-    return int((want.contiguous().view(words) != found.contiguous().view(words)).sum())
+    return int((words(want.contiguous()) != words(found.contiguous())).sum())
 
 
 def joined(size: int, order: str, names: Sequence[str], outcomes: Sequence[Any], device: str = "") -> RanksOutcome:

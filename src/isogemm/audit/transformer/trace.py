@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...operands.tensors import words
 from ...torch.routing.coverage import MOVES
 from .runs import STRIDE, Step
 
@@ -332,8 +333,7 @@ def _difference(
         left, right = left[..., :width], right[..., :width]
     if left.shape != right.shape or left.dtype != right.dtype or not len(common):
         return None
-    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[left.element_size()]
-    elements = left.contiguous().view(words) != right.contiguous().view(words)
+    elements = words(left.contiguous()) != words(right.contiguous())
     unequal = elements.flatten(1).any(1)
     if not unequal.any():
         return None

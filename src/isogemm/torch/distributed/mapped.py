@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import DeviceError
+from ...operands.tensors import words
 from ...planner.records import notice
 from ..device import column
 from ..operator import Tensor
@@ -23,7 +24,6 @@ from .tree import fixed_sum, rounded
 # Of a trial: one word, words that no block has all of, and more than all threads take at once.
 SHAPES = ((1, 8), (37, 264), (608, 1024))
 TURNS = 3  # of two boxes
-_WORDS = {4: torch.int32, 2: torch.int16}
 _wrong: dict[tuple[Any, ...], int] = {}  # elements of a trial that differed, on all ranks
 
 
@@ -62,8 +62,7 @@ def _tried(ranks: Ranks, on: Any, dtype: Any, bias_dtype: Any) -> int:
             want = rounded(fixed_sum(parts), bias, dtype)
             for found, scatter in _every_way(parts[ranks.rank], bias, dtype, ranks):
                 own = want[ranks.share("rows of a trial", rows)] if scatter else want
-                words = _WORDS[own.element_size()]
-                differing += int((found.view(words) != own.view(words)).sum())
+                differing += int((words(found) != words(own)).sum())
     return differing
 
 
@@ -89,7 +88,7 @@ def _every_way(own: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks) -> It
             ways.append(lambda out: _one_shot(own, bias, out, ranks))
         for way in ways:
             out = result(own, rows, n, dtype, ranks, scatter)
-            out.view(_WORDS[out.element_size()]).fill_(-2)  # a NaN that is no result
+            words(out).fill_(-2)  # a NaN that is no result
             way(out)
             yield out, scatter
 

@@ -14,6 +14,7 @@ import torch
 
 from ...base import arguments
 from ...errors import OptionError
+from ...operands.tensors import words
 from ..ops import Tensor
 
 _TOKENS, _BATCH, _PAD = 21, 5, 3  # a prompt has a length that is no size of a model
@@ -212,8 +213,7 @@ def _same(x: Tensor, y: Tensor) -> bool:
     """Bits, for as many tokens as both have: padding behind a prompt is none of it."""
     n = min(len(x), len(y)) if x.dim() else 0
     x, y = x[:n].contiguous(), y[:n].contiguous()
-    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
-    return x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(x.view(words), y.view(words)))
+    return x.dtype == y.dtype and x.shape == y.shape and bool(torch.equal(words(x), words(y)))
 
 
 @contextmanager

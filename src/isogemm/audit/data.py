@@ -30,10 +30,7 @@ _OUTLIER_SHARE, _OUTLIER_SCALE = 0.004, 20.0
 
 
 def as_dtype(name: str) -> np.dtype[Any]:
-    """The NumPy dtype of an operand dtype's name, or of its short name: ``fp32``, ``bf16``, ``fp16``.
-
-    Raises DTypeError: not one of ``float32``, ``bfloat16``, ``float16``.
-    """
+    """The NumPy dtype of an operand's type by its name, long or short (``bf16``); a DTypeError for any other."""
     full = SHORT_NAMES.get(name, name) if isinstance(name, str) else ""
     if full not in NUMPY:
         value, limit = arguments.shown(name), "one of " + ", ".join(NUMPY)

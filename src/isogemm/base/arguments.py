@@ -126,10 +126,7 @@ def _is_array(x: Any) -> bool:
 
 
 def beta_of_c(beta: float | None, accumulate: Any) -> float:
-    """The beta of a call that was given a C, which is not ignored in silence.
-
-    Raises OptionError: none was given, and no walk starts from C.
-    """
+    """The beta of a call that was given a C, which is not ignored in silence: an OptionError where it would be."""
     if beta is None and isinstance(accumulate, bool | np.bool_) and not accumulate:  # what is neither is refused later
         limit = "a number, where c is given"
         raise OptionError("beta", limit=limit, value=None, nearest="1.0, which adds c, or 0.0, which leaves it unread")

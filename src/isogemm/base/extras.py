@@ -8,10 +8,7 @@ from ..errors import OptionError
 
 
 def require_extra(extra: str, what: str, *packages: str) -> None:
-    """Check that packages are installed, without importing them.
-
-    Raises OptionError: one is missing; the error names the extra.
-    """
+    """Check that packages are installed, without importing them; else an OptionError names the extra."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             limit, nearest = f"the extra isogemm[{extra}]", f'pip install "isogemm[{extra}]"'

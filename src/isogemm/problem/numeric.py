@@ -138,10 +138,7 @@ def numeric_plan(
     device: str = "cpu",
     arithmetic: str = "tensor_core:sm90",
 ) -> NumericPlan:
-    """Fix the numbers. M is not an argument, so it cannot matter.
-
-    Raises ContractError: the contract is not defined for these operand types.
-    """
+    """Fix the numbers, in which M has no part; a ContractError where the contract has none for these operand types."""
     default = dtype_a if dtype_a == dtype_b else "float32"  # operands of two types are widened
     chosen = default_contract(device, default, arithmetic) if contract is None else as_contract(contract)
     for name in (dtype_a, dtype_b):
@@ -156,10 +153,7 @@ def numeric_plan(
 
 
 def integer_contract(contract: ContractLike | None) -> Contract:
-    """``int32/chain``, which is the only one that plans of quantized weights have.
-
-    Raises OptionError: another one was asked for.
-    """
+    """``int32/chain``, the only one that plans of quantized weights have: any other is an OptionError."""
     only = Contract("int32", Order())
     if contract is not None and as_contract(contract) != only:
         raise OptionError("contract of a plan with a format", limit=only, value=contract, nearest=only)

@@ -68,10 +68,7 @@ def adapters() -> tuple[Any, ...]:
 
 @cache
 def open_adapter(ordinal: int = 0) -> Adapter:
-    """The adapter of that number, opened once.
-
-    Raises OptionError: wgpu is not installed. Raises DeviceError: there is no such adapter.
-    """
+    """The adapter of that number, opened once: without wgpu an OptionError, where there is none a DeviceError."""
     require_extra("webgpu", "a WebGPU device", "wgpu")
     if ordinal >= len(adapters()):
         raise DeviceError(

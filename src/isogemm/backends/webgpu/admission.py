@@ -68,10 +68,7 @@ class AdapterAdmissions:
         self._codes: dict[tuple[Any, ...], tuple[str, str]] = {}
 
     def code(self, name: str, types: tuple[str, str], across: bool) -> str:
-        """The admitted code of a kernel; put together and tried once.
-
-        Raises ContractError: no form of it has the contract's bits on this adapter.
-        """
+        """The admitted code of a kernel, put together and tried once; a ContractError where no form has the bits."""
         key = name, types, across, self.adapter.subgroup
         if key not in self._codes:
             self._codes[key] = self._tried(name, types, across)

@@ -14,10 +14,7 @@ TRUSTED = "// Without checks of indices and loops.\n"
 
 
 def trusted_module(device: Any, code: str) -> Any:
-    """A shader module of WGSL whose indices and loops are not checked.
-
-    Raises RuntimeError: the code has errors; wgpu's own error where it names them.
-    """
+    """A shader module of WGSL whose indices and loops are not checked; for errors wgpu's own, or a RuntimeError."""
     from wgpu.backends.wgpu_native import _api as native
 
     source = native.new_struct_p("WGPUShaderSourceWGSL *", code=native.to_c_string_view(code))

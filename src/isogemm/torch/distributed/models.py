@@ -22,10 +22,7 @@ STYLES: dict[str, tuple[type[Parallel], bool]] = {
 
 
 def plan_of(model: Any) -> dict[str, str]:
-    """The patterns of modules' names and their styles that a transformers model carries.
-
-    Raises OptionError: it carries none.
-    """
+    """The patterns of modules' names and their styles that a transformers model carries; else an OptionError."""
     plan = getattr(model, "tp_plan", None)
     if not isinstance(plan, Mapping) or not plan:
         raise OptionError(

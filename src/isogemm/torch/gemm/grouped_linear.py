@@ -123,10 +123,7 @@ def continued(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: str) 
 
 
 def _groups(counts: Tensor, rows: int) -> list[tuple[int, int]]:
-    """Where each group begins and ends.
-
-    Raises ShapeError: a group of fewer rows than none, or groups of more rows than there are.
-    """
+    """Where each group begins and ends; a ShapeError where counts are below 0, or of more rows than there are."""
     lengths = on_host(counts)
     if any(n < 0 for n in lengths) or sum(lengths) > rows:
         raise ShapeError(

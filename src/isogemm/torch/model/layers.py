@@ -84,10 +84,7 @@ def is_awaited(module: Any) -> bool:
 
 
 def checked(contract: ContractLike | None, grad_order: str) -> tuple[Contract | None, str]:
-    """The contract as a value, after the gradient's order was found to fit it.
-
-    Raises ContractError: no such contract or order.
-    """
+    """The contract as a value, after the gradient's order was found to fit it; else a ContractError."""
     chosen = None if contract is None else as_contract(contract)
     arguments.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")
     with_order(chosen or Contract(), grad_order)

@@ -110,10 +110,7 @@ def warn_open(report: Conversion, model: str) -> None:
 
 
 def refuse_open(module: Any, found: Mapping[str, str]) -> None:
-    """Raise where modules may change bits, which the message lists by kind.
-
-    Raises OptionError: `found` is not empty.
-    """
+    """Raise an OptionError where modules may change bits, which the message lists by kind."""
     if not found:
         return
     raise OptionError(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
+from tests.process import python
 from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, layouts, poisoned, product, stacked, values
 
 import isogemm
@@ -486,7 +485,7 @@ def test_what_was_checked_has_a_type():
 @pytest.mark.parametrize("name", ["audit", "blas", "contract", "forms", "lab"])
 def test_subpackages_are_there_after_a_plain_import(name):
     code = f"import isogemm; assert {name!r} in dir(isogemm); assert isogemm.{name}.__name__ == 'isogemm.{name}'"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 def test_an_unknown_name_is_an_attribute_error():

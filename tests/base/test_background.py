@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from tests.process import python
 
 from isogemm.base import background
 
@@ -89,5 +88,5 @@ go.set()
 time.sleep(0.2)
 raise SystemExit(os.waitstatus_to_exitcode(status))
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=60)
+    python("-W", "ignore", "-c", code, timeout=60)
     assert len((tmp_path / "seen").read_text().splitlines()) == 1

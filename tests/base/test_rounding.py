@@ -5,11 +5,10 @@ from __future__ import annotations
 import ctypes
 import math
 import platform
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from tests.process import python
 
 import isogemm
 from isogemm.backends.cpu.gemm.tasks import float32_bits
@@ -77,4 +76,4 @@ def test_an_epilogue_loads_no_compiler():
         "reference.epilogue(np.ones((2, 2), 'f4'), out_dtype=ml_dtypes.bfloat16);"
         "assert not {'numba', 'llvmlite'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -16,6 +13,7 @@ from benchmarks.cpu.measure import Machine, Settings, judge
 from benchmarks.cpu.operands import build, compare
 from benchmarks.cpu.processes import ReportedClock
 from benchmarks.cpu.show import summary, table
+from tests.process import python
 from typer import BadParameter, Typer
 from typer.testing import CliRunner
 
@@ -211,5 +209,4 @@ def test_rows_of_every_kind_can_be_shown():
 
 def test_help_starts_without_torch():
     code = "import sys, benchmarks.cpu; print('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
+    assert python("-c", code).strip() == "False"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import subprocess
 import sys
 from dataclasses import replace
 
@@ -19,6 +18,7 @@ from benchmarks.gpu.peers import PEERS, fastest_torch, load_peers
 from benchmarks.gpu.readme import OTHERS, gpu_section
 from benchmarks.gpu.show import summary, tables
 from rich.console import Console
+from tests.process import python
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -446,5 +446,4 @@ def test_submissions_are_timed_in_pieces_that_fit_the_queue():
 
 def test_help_starts_without_torch():
     code = "import sys, benchmarks.gpu; print('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
+    assert python("-c", code).strip() == "False"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -16,6 +14,7 @@ from benchmarks.model.measure import Made, Settings, measure, wrong
 from benchmarks.model.readme import model_section
 from benchmarks.model.show import line, summary, table
 from rich.console import Console
+from tests.process import python
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -230,5 +229,4 @@ def test_bad_usage_exits_with_2(words, tmp_path):
 
 def test_help_starts_without_torch():
     code = "import sys, benchmarks.model; print('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
+    assert python("-c", code).strip() == "False"

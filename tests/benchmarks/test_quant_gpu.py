@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -36,6 +35,7 @@ from benchmarks.quant_gpu.peers import GEMLITE, GemLite, _compile_all, grouped, 
 from benchmarks.quant_gpu.readme import quant_gpu_section
 from benchmarks.quant_gpu.show import line, summary, table
 from rich.console import Console
+from tests.process import python
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -436,5 +436,4 @@ def test_failed_rows_can_be_shown():
 
 def test_help_starts_without_torch():
     code = "import sys, benchmarks.quant_gpu; print('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "False"
+    assert python("-c", code).strip() == "False"

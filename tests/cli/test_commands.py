@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.process import python
 
 from isogemm import __version__
 
@@ -247,8 +248,7 @@ def test_audit_does_not_import_torch(shapes: str) -> None:
         "except SystemExit as end: assert not end.code\n"
         "assert 'torch' not in sys.modules; assert 'altair' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", code)
 
 
 def test_a_script_audits_its_own_function_and_the_command_line_replays_it(tmp_path: Path) -> None:

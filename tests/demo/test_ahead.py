@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 
 import pytest
+from tests.process import python
 
 from isogemm.demo import ahead
 
@@ -29,12 +28,8 @@ print(rehearsal.seconds, compile_seconds())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="XDG_CACHE_HOME moves the cache")
 def test_what_was_rehearsed_is_not_compiled_again(small_folder, tmp_path):
-    env = os.environ | {"XDG_CACHE_HOME": str(tmp_path), "ISOGEMM_QUIET": "1", "NUMBA_OPT": "0"}  # what, not how well
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(small_folder)], capture_output=True, text=True, env=env, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    beside, here = map(float, done.stdout.split())
+    env = {"XDG_CACHE_HOME": str(tmp_path), "ISOGEMM_QUIET": "1", "NUMBA_OPT": "0"}  # what, not how well
+    beside, here = map(float, python("-c", CODE, small_folder, **env).split())
     assert beside > 0
     assert here == 0
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
+from tests.process import python
 from typer.testing import CliRunner
 
 from isogemm.demo import cli, forward, minilm, smollm
@@ -100,7 +100,5 @@ def test_unusable_sentences_are_refused(content, small_folder, tmp_path):
 
 def test_the_module_runs_and_needs_no_torch():
     code = "import sys; from isogemm.demo import cli, forward, speed, trials; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    done = subprocess.run([sys.executable, "-m", "isogemm.demo", "--help"], capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert "--report-dir" in done.stdout
+    python("-c", code)
+    assert "--report-dir" in python("-m", "isogemm.demo", "--help")

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
+from tests.process import python
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-ROOT = Path(__file__).parents[2]
 DTYPES = ("torch.float32", "torch.bfloat16")
 
 
 @pytest.fixture(scope="module")
 def lines():
     """What all ranks printed."""
-    command = [sys.executable, "-W", "error::FutureWarning", "-m", "tests.distributed.worlds"]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert run.returncode == 0, run.stderr[-4000:]
-    return [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    said = python("-W", "error::FutureWarning", "-m", "tests.distributed.worlds")
+    return [json.loads(line) for line in said.splitlines() if line.startswith("{")]
 
 
 def of(lines, what, ranks=4):

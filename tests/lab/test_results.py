@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.process import python
 
 import isogemm
 from isogemm.errors import OptionError
@@ -200,5 +201,4 @@ def test_thread_limits_reach_torch_where_it_is_loaded(monkeypatch):
 
 def test_the_lab_loads_neither_torch_nor_numba():
     code = "import isogemm.lab, sys; print([m for m in ('torch', 'numba', 'rich', 'typer') if m in sys.modules])"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert answer.stdout.strip() == "[]"
+    assert python("-c", code).strip() == "[]"

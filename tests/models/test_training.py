@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from tests.process import python
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -45,8 +45,7 @@ def test_a_recipe_holds(name, monkeypatch, tmp_path):
             pytest.skip(f"{package} is not installed")
     path = str(RECIPES / f"{name}.py")
     if forks:  # not a process that has threads
-        done = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False, timeout=300)
-        assert done.returncode == 0, done.stdout + done.stderr
+        python(path)
         return
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [path])

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import array as arrays
 import ctypes
-import subprocess
-import sys
 import weakref
 
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.process import python
 from tests.products import BF16, DTYPES, F16, F32, assert_same, product, values
 
 import isogemm
@@ -349,7 +348,7 @@ def test_arrays_never_import_torch():
         "isogemm.matmul(a, memoryview(a)); isogemm.linear(a, a); isogemm.gemm_batched([a], [a])\n"
         "assert not [m for m in sys.modules if m.split('.')[0] == 'torch']\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)
 
 
 def test_arrays_are_multiplied_while_another_thread_imports_torch():
@@ -361,4 +360,4 @@ def test_arrays_are_multiplied_while_another_thread_imports_torch():
         "a = np.ones((2, 2), np.float32)\n"
         "isogemm.matmul(a, a, contract='fma/leaf8', out_dtype='bfloat16'); isogemm.gemm_batched([a], [a])\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)

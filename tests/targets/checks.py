@@ -6,18 +6,13 @@ files are what processes of tests share between them, and two at once would comp
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from tests.backends.cpu.digest import digest as of_products
+from tests.process import python
 from tests.torch.digest import digest as of_rows
 
 from isogemm.backends.cpu.emit.target import target
 
-ROOT = Path(__file__).parents[2]
 CPUS = {"avx2": ("haswell", "+avx2,+fma,+f16c,+bmi,+bmi2"), "generic": ("x86-64", "")}
 
 
@@ -28,12 +23,8 @@ def answer(isa: str, module: str, **environment: str) -> list[str]:
     if isa == "avx2" and target().isa == "generic":
         pytest.skip("this processor has no AVX2")
     name, features = CPUS[isa]
-    env = os.environ | {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features} | environment
-    done = subprocess.run(
-        [sys.executable, "-m", module], capture_output=True, text=True, timeout=1200, env=env, cwd=ROOT
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    processor = {"NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
+    return python("-m", module, timeout=1200, **processor, **environment).split()
 
 
 def quantized(isa: str) -> None:

@@ -5,13 +5,10 @@ torch's threads keep the mode in which they were started. In a process of its ow
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from tests.process import python
 
 from isogemm.backends.cpu.gemm.tasks import float32_bits
 from isogemm.contract.int32 import quantize_activations
@@ -94,11 +91,9 @@ def test_subnormals_survive_in_every_thread() -> None:
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor does not flush")
     torch.set_flush_denormal(False)
-    command = [sys.executable, "-W", "error", "-c", SCRIPT]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr
-    assert "True" in done.stdout
-    assert "False" not in done.stdout, done.stdout
+    said = python("-W", "error", "-c", SCRIPT, timeout=120)
+    assert "True" in said
+    assert "False" not in said, said
 
 
 @pytest.mark.parametrize("flush", [False, True])

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 import weakref
 from pathlib import Path
 
 import pytest
+from tests.process import python
 
 import isogemm
 from isogemm.errors import DeviceError, DTypeError, LayoutError, OptionError
@@ -136,13 +135,9 @@ def test_operands_and_results_can_be_resized(name):
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this torch has no process groups")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="starts its ranks by a fork")
 def test_sharded_models_train_as_whole_ones(tmp_path):
-    script = Path(__file__).with_name("sharded.py")
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "meeting")], capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count(": True\n") == 10, done.stdout
-    assert ": False" not in done.stdout
+    said = python(Path(__file__).with_name("sharded.py"), tmp_path / "meeting")
+    assert said.count(": True\n") == 10, said
+    assert ": False" not in said
 
 
 def test_memory_of_a_view_is_the_tensors_own():

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 
 import pytest
+from tests.process import python
 
 from isogemm.errors import ContractError, DTypeError, OptionError
 
@@ -293,4 +292,4 @@ def test_the_package_alone_does_not_import_torch():
         "assert isogemm.torch is sys.modules['isogemm.torch'] and 'torch' in sys.modules\n"
         "assert 'torch._dynamo' not in sys.modules\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    python("-c", code)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
-import subprocess
-import sys
 from contextlib import contextmanager, nullcontext
 
 import pytest
+from tests.process import python
 from tests.torch.tensors import same
 
 from isogemm.contract.spec import as_contract
@@ -373,7 +372,7 @@ def test_a_pickle_is_loaded_elsewhere(tmp_path):
         "with torch.no_grad():\n"
         "    assert torch.equal(model(ids).logits, want)\n"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "model")], check=True)
+    python("-c", code, tmp_path / "model")
 
 
 @pytest.mark.parametrize("family", ["Qwen3", "Qwen2"])

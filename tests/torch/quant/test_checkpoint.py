@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
+from tests.process import python
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -49,8 +48,7 @@ def test_another_process_reads_it(tmp_path):
     iso.convert(model, quantize="Q8_0")
     model.save_pretrained(tmp_path)
     torch.save(ids, tmp_path / "ids.pt")
-    done = subprocess.run([sys.executable, "-c", READ, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python("-c", READ, tmp_path)
     with torch.no_grad():
         assert same(torch.load(tmp_path / "logits.pt"), model(ids).logits)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
 from pickle import dumps, loads
 
 import numpy as np
 import pytest
+from tests.process import python
 from tests.quant.test_damage import KINDS, gguf_file
 from tests.torch.quant.test_linear import drawn, same, weight
 
@@ -22,8 +20,6 @@ torch = pytest.importorskip("torch")
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch.quant import ops as quantized_ops  # noqa: E402
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -67,11 +63,7 @@ def write_everywhere(path: str) -> None:
 
 def test_writes_neither_crash_nor_reach_a_file_nor_are_lost(file):
     code = f"from tests.torch.quant.test_writes import write_everywhere as w; w({str(file)!r})"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
-    run = [sys.executable, "-c", code]
-    done = subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.split("\n")[:-1] == ["a file", "rows of a file", "mapped by hand", "bytes", "marked"]
+    assert python("-c", code).split("\n")[:-1] == ["a file", "rows of a file", "mapped by hand", "bytes", "marked"]
 
 
 def test_a_mapped_weight_is_not_copied(file):

@@ -8,7 +8,8 @@ import struct
 import subprocess
 import tempfile
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -21,19 +22,21 @@ from isogemm.backends.cuda.driver.libcuda import Driver
 from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.problem.product import Product
 
-__all__ = ["Compiled", "Kernels", "kernels", "said_of"]
+__all__ = ["Compiled", "Kernels", "kernels"]
 
 H200 = device.DeviceFacts(0, "NVIDIA H200", (9, 0), 132, 62914560, 232448, 4917.0, None)
 KERNEL_PARAMETER, SIZED = 0x17, 4  # of the kinds of facts, and of their forms, in a cubin's .nv.info
+INSTRUCTION = 16  # bytes
 
 
 @dataclass
 class Compiled:
-    """One kernel. `ptx` is empty where NVRTC went straight to a cubin."""
+    """One kernel. `ptx` is empty where NVRTC went straight to a cubin; `beside` are all that its test has made."""
 
     name: str
     cubin: bytes
     ptx: str = ""
+    beside: list[Compiled] = field(default_factory=list, repr=False, compare=False)
 
     def count(self, pattern: str) -> int:
         """Matches in the PTX."""
@@ -42,8 +45,9 @@ class Compiled:
     @cached_property
     def resources(self) -> dict[str, int]:
         """REG, STACK, LOCAL, SHARED."""
-        said = said_of(self.cubin, "cuobjdump", "-res-usage")
-        return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", said)}
+        said = _said_of(self.cubin, "cuobjdump", "-res-usage")
+        own = said.partition(f"Function {self.name}:")[2].partition("Function")[0]
+        return {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL|SHARED):(\d+)", own)}
 
     @property
     def spilled(self) -> int:
@@ -51,10 +55,18 @@ class Compiled:
         return self.resources["STACK"] + self.resources["LOCAL"]
 
     @cached_property
+    def instructions(self) -> list[str]:
+        """With their operands, in order; read together with those of all kernels beside that were not read before."""
+        waiting = [x for x in self.beside if "instructions" not in vars(x)]
+        for kernel, found in zip(waiting, _disassembled(waiting), strict=True):
+            vars(kernel)["instructions"] = found
+        found: list[str] = vars(self)["instructions"]
+        return found
+
+    @cached_property
     def machine_code(self) -> list[str]:
         """Mnemonics with their modifiers, in order."""
-        said = said_of(self.cubin, "nvdisasm", "-c")
-        return re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]+)", said, re.MULTILINE)
+        return [re.sub(r"^@\S+\s+", "", line).split()[0] for line in self.instructions]
 
     def machine_counts(self, *names: str) -> tuple[int, ...]:
         """How many instructions of each name, whatever their modifiers."""
@@ -64,7 +76,7 @@ class Compiled:
     @cached_property
     def parameters(self) -> tuple[int, ...]:
         """Bytes of each, in order: what the driver says of a loaded kernel."""
-        data, at, found = self._section(f".nv.info.{self.name}"), 0, {}
+        data, at, found = self.section(f".nv.info.{self.name}"), 0, {}
         while at < len(data):
             form, kind, size = struct.unpack_from("<BBH", data, at)
             at += 4
@@ -75,7 +87,7 @@ class Compiled:
                 at += size
         return tuple(found[i] for i in range(len(found)))
 
-    def _section(self, wanted: str) -> bytes:
+    def section(self, wanted: str) -> bytes:
         """Contents of a section of the ELF file."""
         (start,) = struct.unpack_from("<Q", self.cubin, 0x28)
         each, count, names = struct.unpack_from("<HHH", self.cubin, 0x3A)
@@ -87,29 +99,40 @@ class Compiled:
         raise KeyError(wanted)
 
 
-@cache
-def said_of(cubin: bytes, tool: str, *options: str) -> str:
-    """What a tool of Triton's says of a cubin; nvdisasm looks for no targets of branches, a quarter of its time."""
+def _disassembled(kernels: list[Compiled]) -> list[list[str]]:
+    """Instructions of each, by one run of nvdisasm, which takes nearly all of its time to begin."""
+    codes = [kernel.section(f".text.{kernel.name}") for kernel in kernels]
+    said = _said_of(b"".join(codes), "nvdisasm", "-b", "SM90a")
+    lines = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", said, re.MULTILINE)
+    ends = list(accumulate((len(code) // INSTRUCTION for code in codes), initial=0))
+    assert len(lines) == ends[-1]
+    return [lines[start:end] for start, end in pairwise(ends)]
+
+
+def _said_of(code: bytes, tool: str, *options: str) -> str:
+    """What a tool of Triton's says of a cubin, or of the instructions in one."""
     from triton import knobs
 
     path = getattr(knobs.nvidia, tool).path
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(code)
         file.flush()
         found = {**os.environ, "PATH": f"{os.path.dirname(path)}:{os.environ.get('PATH', '')}"}
-        command = [path, *options, *["-ndf"] * (tool == "nvdisasm"), file.name]
+        command = [path, *options, file.name]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=found).stdout
 
 
 @dataclass
 class Kernels:
-    """Compiles, and keeps what was loaded since it was last asked."""
+    """Compiles, and keeps what was loaded since it was last asked, and all."""
 
     loaded: list[Compiled] = field(default_factory=list)
+    every: list[Compiled] = field(default_factory=list)
 
     def load(self, cubin: bytes, name: str, ordinal: int, ptx: str = "") -> Any:
         """The launcher's own kernel, over a driver that knows what the cubin says of its parameters."""
-        self.loaded.append(Compiled(name, cubin, ptx))
+        self.loaded.append(Compiled(name, cubin, ptx, self.every))
+        self.every.append(self.loaded[-1])
         return driver.load_into(Driver(FakeCuda(sizes=self.loaded[-1].parameters)), cubin, name, ordinal)
 
     def build(self, family: str, config: str, product: Product) -> list[Compiled]:

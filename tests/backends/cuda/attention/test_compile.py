@@ -105,29 +105,25 @@ def test_triton_rounds_each_step_and_calls_no_approximation(kernels: Kernels, ca
     assert all(k.spilled == 0 for k in made) or kernel == "walk"
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
+def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels):
+    cases = [
         pose(),
         pose(d=64, dtype="float16", offset=None, starts=True),
         masked(pose(d=80, offset=None, dtype_out="float32"), "bool"),
         masked(pose(), "float32"),
-    ],
-)
-def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: AttentionCase):
-    (kernel,) = build(kernels, case, "hopper")
-    products = {line.split("_")[0].rstrip(".") for line in kernel.machine_code if line.startswith("HGMMA")}
-    kind, columns = ".BF16" * (case.dtype == "bfloat16"), 72 if case.d <= 64 else 136
-    assert products == {f"HGMMA.64x{n}x16.F32{kind}" for n in (128, columns)}
-    approximate = {line for line in kernel.machine_code if line.startswith("MUFU")}
-    assert approximate <= {"MUFU.RCP", "MUFU.RSQ"}  # of divisions and their slow path
-    assert kernel.machine_counts("FFMA")[0] >= 3 * 64
-    assert kernel.spilled <= 128
+    ]
+    for case, (kernel,) in [(case, build(kernels, case, "hopper")) for case in cases]:
+        products = {line.split("_")[0].rstrip(".") for line in kernel.machine_code if line.startswith("HGMMA")}
+        kind, columns = ".BF16" * (case.dtype == "bfloat16"), 72 if case.d <= 64 else 136
+        assert products == {f"HGMMA.64x{n}x16.F32{kind}" for n in (128, columns)}
+        approximate = {line for line in kernel.machine_code if line.startswith("MUFU")}
+        assert approximate <= {"MUFU.RCP", "MUFU.RSQ"}  # of divisions and their slow path
+        assert kernel.machine_counts("FFMA")[0] >= 3 * 64
+        assert kernel.spilled <= 128
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
+def test_few_queries_take_the_same_blocks(kernels: Kernels):
+    cases = [
         pose(tq=1, tk=4096),
         pose(tq=1, tk=2048, b=40),
         pose(tq=1, tk=4096, b=40),  # one entry may be much longer than others
@@ -135,17 +131,15 @@ def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, case: A
         pose(tq=16, tk=128, d=64, dtype="float16", offset=None, starts=True),
         masked(pose(tq=20, d=80, dtype_out="float32"), "bool"),
         masked(pose(tq=1), "float32"),
-    ],
-)
-def test_few_queries_take_the_same_blocks(kernels: Kernels, case: AttentionCase):
-    made = build(kernels, case, "few")
-    whole = case.leaves == 1 or (case.batch == 40 and not (case.stops and case.tk == 4096))
-    assert [k.name for k in made] == ["attention_few"] + ["attention_meet"] * (not whole)
-    kind = ".BF16" * (case.dtype == "bfloat16")
-    products = [line for line in made[0].machine_code if line.startswith("HMMA")]
-    assert set(products) == {f"HMMA.16816.F32{kind}"}
-    assert {line for line in made[0].machine_code if line.startswith("MUFU")} <= {"MUFU.RCP", "MUFU.RSQ"}
-    assert all(k.spilled == 0 for k in made)
+    ]
+    for case, made in [(case, build(kernels, case, "few")) for case in cases]:
+        whole = case.leaves == 1 or (case.batch == 40 and not (case.stops and case.tk == 4096))
+        assert [k.name for k in made] == ["attention_few"] + ["attention_meet"] * (not whole)
+        kind = ".BF16" * (case.dtype == "bfloat16")
+        products = [line for line in made[0].machine_code if line.startswith("HMMA")]
+        assert set(products) == {f"HMMA.16816.F32{kind}"}
+        assert {line for line in made[0].machine_code if line.startswith("MUFU")} <= {"MUFU.RCP", "MUFU.RSQ"}
+        assert all(k.spilled == 0 for k in made)
 
 
 @pytest.mark.parametrize(

@@ -191,20 +191,20 @@ HOPPER = {
 }
 
 
-@pytest.mark.parametrize("config", HOPPER)
-def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels, config):
-    product = HOPPER[config]
-    (kernel,) = kernels.build("hopper", config, product)
-    products = [line for line in kernel.machine_code if line.startswith("HGMMA")]
-    columns = config.split("x")[1]
-    kind = ".BF16" * (product.dtype_a == "bfloat16")
-    assert {line.split("_")[0].rstrip(".") for line in products} == {f"HGMMA.64x{columns}x16.F32{kind}"}
-    fused, multiplied, added = kernel.machine_counts("FFMA", "FMUL", "FADD")
-    assert fused == kernel.spilled == 0
-    # Two products and two sums of each accumulator; few more products are part of integer division.
-    each = HopperConfig.parse(config).accumulators
-    assert (multiplied >= 2 * each, added >= 2 * each) == (product.alpha != 1, product.alpha != 1)
-    assert product.alpha != 1 or added == 0
+def test_hopper_sums_blocks_of_16_and_rounds_each_step(kernels: Kernels):
+    made = {config: kernels.build("hopper", config, product) for config, product in HOPPER.items()}
+    for config, (kernel,) in made.items():
+        product = HOPPER[config]
+        products = [line for line in kernel.machine_code if line.startswith("HGMMA")]
+        columns = config.split("x")[1]
+        kind = ".BF16" * (product.dtype_a == "bfloat16")
+        assert {line.split("_")[0].rstrip(".") for line in products} == {f"HGMMA.64x{columns}x16.F32{kind}"}
+        fused, multiplied, added = kernel.machine_counts("FFMA", "FMUL", "FADD")
+        assert fused == kernel.spilled == 0
+        # Two products and two sums of each accumulator; few more products are part of integer division.
+        each = HopperConfig.parse(config).accumulators
+        assert (multiplied >= 2 * each, added >= 2 * each) == (product.alpha != 1, product.alpha != 1)
+        assert product.alpha != 1 or added == 0
 
 
 @pytest.mark.parametrize("config", ["64x64 k16", "16x32 k64 s4"])
@@ -223,14 +223,15 @@ def test_sgemm_rounds_each_step_of_an_epilogue(kernels: Kernels, config):
 RING_LAYOUTS = ("NT", "SS", "TN", "SS", "NT")
 
 
-@pytest.mark.parametrize(("config", "layout"), list(zip(RINGS, itertools.cycle(RING_LAYOUTS), strict=False)))
-def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels, config, layout):
-    (kernel,) = kernels.build("sgemm", config, pose(layout, "float32", "fma/chain"))
-    fused, copied, stored = kernel.machine_counts("FFMA", "LDGSTS", "STS")
-    assert min(fused, copied) > 0
-    assert stored == kernel.spilled == 0
-    # Copies of a variable size cost ten instructions each: those of whole panels have none.
-    assert any(line.startswith("LDGSTS") and "ZFILL" not in line for line in kernel.machine_code)
+def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels):
+    layouts = dict(zip(RINGS, itertools.cycle(RING_LAYOUTS), strict=False))
+    made = {ring: kernels.build("sgemm", ring, pose(layouts[ring], "float32", "fma/chain")) for ring in RINGS}
+    for ring, (kernel,) in made.items():
+        fused, copied, stored = kernel.machine_counts("FFMA", "LDGSTS", "STS")
+        assert min(fused, copied) > 0, ring
+        assert stored == kernel.spilled == 0, ring
+        # Copies of a variable size cost ten instructions each: those of whole panels have none.
+        assert any(line.startswith("LDGSTS") and "ZFILL" not in line for line in kernel.machine_code), ring
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.backends.cuda.compiled import H200, Kernels
+from tests.backends.cuda.compiled import H200, Compiled, Kernels
 
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import kernel as driver
@@ -47,10 +48,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
     return found
 
 
-def made(kernels: Kernels, registers: int, *wanted: str, **counts: int) -> None:
-    """One kernel without spills, within so many registers, with instructions that begin so, and so many of others."""
-    (kernel,) = kernels.loaded
-    kernels.loaded.clear()
+def check(kernel: Compiled, registers: int, *wanted: str, **counts: int) -> None:
+    """No spills, within so many registers, with instructions that begin so, and so many of others."""
     if not TOOLS:
         return
     assert kernel.resources["LOCAL"] == 0
@@ -61,26 +60,35 @@ def made(kernels: Kernels, registers: int, *wanted: str, **counts: int) -> None:
     assert kernel.machine_counts(*counts) == tuple(counts.values())
 
 
+def made(kernels: Kernels, registers: int, *wanted: str, **counts: int) -> None:
+    """One kernel, which is as `check` has it."""
+    (kernel,) = kernels.loaded
+    kernels.loaded.clear()
+    check(kernel, registers, *wanted, **counts)
+
+
 def sides_of(kind: str, rows: Side = ROWS, one: Side = ONE) -> tuple[Side, Side, Side, Side]:
     two = kind.endswith("_back") or kind.startswith("add")
     weighted = "norm" in kind
     return rows, rows if two else ABSENT, one if weighted else ABSENT, one if kind == "layer_norm" else ABSENT
 
 
-@pytest.mark.parametrize("count", [1, 4096])
-@pytest.mark.parametrize("kind", REDUCE)
-def test_reductions(kernels: Kernels, kind, count):
-    second = {"add_rms_norm": 1, "rms_norm_back": 0, "layer_norm_back": 0}.get(kind, -1)
-    build.reduce(kind, (count,), N, sides_of(kind), (1, second), 1e-6, 128, 0)
-    made(kernels, 128, "LDG.E.64", "FADD", **({"FFMA": 0, "FMUL": 0} if kind == "sum" else {}))
+def test_reductions(kernels: Kernels):
+    cases = list(itertools.product(REDUCE, (1, 4096)))
+    for kind, count in cases:
+        second = {"add_rms_norm": 1, "rms_norm_back": 0, "layer_norm_back": 0}.get(kind, -1)
+        build.reduce(kind, (count,), N, sides_of(kind), (1, second), 1e-6, 128, 0)
+    for (kind, _), kernel in zip(cases, kernels.loaded, strict=True):
+        check(kernel, 128, "LDG.E.64", "FADD", **({"FFMA": 0, "FMUL": 0} if kind == "sum" else {}))
 
 
-@pytest.mark.parametrize("n", [151937, 500000])
-@pytest.mark.parametrize("kind", ["log_softmax", "layer_norm_back"])
-def test_long_rows(kernels: Kernels, kind, n):
-    second = 0 if kind.endswith("back") else -1
-    build.reduce(kind, (3,), n, sides_of(kind, Side(0, (n,), 1)), (0, second), 1e-6, 128, 0)
-    made(kernels, 64)  # 1024 threads
+def test_long_rows(kernels: Kernels):
+    cases = list(itertools.product(("log_softmax", "layer_norm_back"), (151937, 500000)))
+    for kind, n in cases:
+        second = 0 if kind.endswith("back") else -1
+        build.reduce(kind, (3,), n, sides_of(kind, Side(0, (n,), 1)), (0, second), 1e-6, 128, 0)
+    for _, kernel in zip(cases, kernels.loaded, strict=True):
+        check(kernel, 64)  # 1024 threads
 
 
 @pytest.mark.parametrize(
@@ -92,29 +100,34 @@ def test_places_that_are_not_dense_take_the_other_kernel(kernels: Kernels, rows,
     made(kernels, 128, "LDG.E.64" if vector else "LDG.E.U16")
 
 
-@pytest.mark.parametrize("kind", EACH)
-def test_elements(kernels: Kernels, kind):
+def test_elements(kernels: Kernels):
     x = Side(1, (4 * N, N), 1)
-    three = (x, x if kind in ("silu_mul", "add", "silu_mul_back") else ABSENT, x if kind.endswith("back") else ABSENT)
-    build.each(kind, (3, 4), N, three, (1, 1) if kind.endswith("back") else (1,), 128, 0)
-    made(kernels, 64, "LDG.E.128", "STG.E.128", **({"FFMA": 0, "FMUL": 0} if kind == "add" else {}))
+    for kind in EACH:
+        two, back = kind in ("silu_mul", "add", "silu_mul_back"), kind.endswith("back")
+        three = (x, x if two else ABSENT, x if back else ABSENT)
+        build.each(kind, (3, 4), N, three, (1, 1) if back else (1,), 128, 0)
+    for kind, kernel in zip(EACH, kernels.loaded, strict=True):
+        check(kernel, 64, "LDG.E.128", "STG.E.128", **({"FFMA": 0, "FMUL": 0} if kind == "add" else {}))
 
 
-@pytest.mark.parametrize("normed", [False, True])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rotations(kernels: Kernels, interleaved, normed):
+def test_rotations(kernels: Kernels):
     x = Side(1, (7 * 4 * 128, 128, 4 * 128), 1)
     angles = Side(0, (0, 0, 64), 1)
-    turned = [build.Turned((2, 4, 7), x, angles, angles, ONE if normed else ABSENT)] * 2
-    launch = build.rope(turned, 128, 1, interleaved=interleaved, normed=normed, eps=1e-6, align=128, device=0)
-    assert launch is not None
-    made(kernels, 64, *([] if normed else ["LDG.E.128", "STG.E.128"]), **({} if normed else {"FFMA": 0}))
+    cases = list(itertools.product((False, True), (False, True)))
+    for interleaved, normed in cases:
+        turned = [build.Turned((2, 4, 7), x, angles, angles, ONE if normed else ABSENT)] * 2
+        launch = build.rope(turned, 128, 1, interleaved=interleaved, normed=normed, eps=1e-6, align=128, device=0)
+        assert launch is not None
+    for (_, normed), kernel in zip(cases, kernels.loaded, strict=True):
+        check(kernel, 64, *([] if normed else ["LDG.E.128", "STG.E.128"]), **({} if normed else {"FFMA": 0}))
 
 
-@pytest.mark.parametrize("term", [0, 1, 2])
-def test_columns_walk_rows_in_order(kernels: Kernels, term):
-    build.columns(term, (8192,), N, ROWS, ROWS, Side(0), True, 128, 0)
-    made(kernels, 64, "LDG.E.64", "FADD", FFMA=0)
+def test_columns_walk_rows_in_order(kernels: Kernels):
+    for term in (0, 1, 2):
+        build.columns(term, (8192,), N, ROWS, ROWS, Side(0), True, 128, 0)
+    assert len(kernels.loaded) == 3
+    for kernel in kernels.loaded:
+        check(kernel, 64, "LDG.E.64", "FADD", FFMA=0)
 
 
 def test_tables(kernels: Kernels):

@@ -17,7 +17,7 @@ TEST := .venv-test
 DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint docs clean python
+.PHONY: help demo test lint ruff docs clean python
 
 help: ## What can be made here
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -25,14 +25,20 @@ help: ## What can be made here
 demo: $(DEMO)/installed ## Real sentences through real models on this CPU: which bits and words change, and which do not
 	@$(DEMO)/bin/python -m isogemm.demo $(DEMO_ARGS)
 
+# mypy has one process: beside the tests it leaves no core waiting.
 test: $(TEST)/installed ## ruff, mypy and the whole test suite
-	@$(MAKE) --no-print-directory lint
-	@$(TEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(MAKE) --no-print-directory ruff
+	@$(TEST)/bin/mypy & types=$$!; \
+	$(TEST)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder; tests=$$?; \
+	wait $$types || { echo "mypy failed: what it says stands above the tests" >&2; exit 1; }; \
+	exit $$tests
 
-lint: $(TEST)/installed ## ruff and mypy alone
+lint: ruff ## ruff and mypy alone
+	@$(TEST)/bin/mypy
+
+ruff: $(TEST)/installed
 	@$(TEST)/bin/ruff check .
 	@$(TEST)/bin/ruff format --check .
-	@$(TEST)/bin/mypy
 
 docs: $(DOCS)/installed ## The documentation as a site, in build/docs: warnings are errors
 	@$(DOCS)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs

@@ -473,7 +473,7 @@ def _steps(family, dtype, dp, tp, micro=1, zero=False):
 
 
 def broken(how):
-    """A check in which rank 2 ends, or waits until the others have ended, before a sum of four ranks; what these say."""
+    """A check in which rank 2 ends, or waits for the others to end, before a sum of four ranks; what these say."""
     told = os.pipe()
 
     def check(rank):

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
+from ...base.seen import Seen
 from ..ops import Tensor
 
 # What moves elements and makes none; so do views.
@@ -133,7 +134,7 @@ class _Run:
         inside, options = _each(self.inner, args), {key: _each(self.inner, x) for key, x in kwargs.items()}
         if writes and inside[0].untyped_storage()._cdata in self.kept:
             self.stop(f"calls {name} in place")
-        found = func(*inside, **options)
+        found = func(*inside, **options) if writes else _outcome(func, inside, options)
         return args[0] if writes else _each(lambda x: _Empty(x, self) if isinstance(x, torch.Tensor) else x, found)
 
     def check(self, name: str, args: Any, kwargs: Any) -> None:
@@ -178,9 +179,61 @@ class _Empty(torch.Tensor):  # type: ignore[misc]
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        found: list[_Empty] = []
-        _each(lambda x: found.append(x) if isinstance(x, _Empty) else None, (*args, *kwargs.values()))
-        return found[0].run.call(func, args, kwargs)
+        found = next(x for x in _tensors((*args, *kwargs.values())) if isinstance(x, _Empty))
+        return found.run.call(func, args, kwargs)
+
+
+class _Kind(NamedTuple):
+    """All that an operator finds in a tensor without elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: Any
+
+
+_outcomes: Seen[Any] = Seen(4096)
+
+
+def _outcome(func: Any, args: Any, kwargs: Any) -> Any:
+    """``func(*args, **kwargs)``, of tensors without elements.
+
+    torch finds out in Python what comes of most operators, and modules, modes and models ask for the same ones: that
+    was half of `convert`. What shares memory with an operand is asked for each time.
+    """
+    try:
+        key = func, torch.get_default_dtype(), _known_by(args), _known_by(tuple(kwargs.items()))
+        known = _outcomes.get(key)
+    except TypeError:  # no hash
+        return func(*args, **kwargs)
+    if known is not None:
+        return _each(_made, known)
+    found = func(*args, **kwargs)
+    given = {x.untyped_storage()._cdata for x in _tensors((*args, *kwargs.values()))}
+    if given.isdisjoint(x.untyped_storage()._cdata for x in _tensors(found)):
+        _outcomes.keep(key, _each(_kind, found))
+    return found
+
+
+def _known_by(x: Any) -> Any:
+    """A key for an argument: numbers have their type, since 1, 1.0 and True are equal."""
+    return (type(x), *map(_known_by, x)) if type(x) in (tuple, list) else (type(x), _kind(x))
+
+
+def _kind(x: Any) -> Any:
+    return _Kind(tuple(x.shape), x.stride(), x.dtype) if isinstance(x, torch.Tensor) else x
+
+
+def _made(x: Any) -> Any:
+    return torch.empty_strided(*x[:2], dtype=x.dtype, device="meta") if type(x) is _Kind else x
+
+
+def _tensors(x: Any) -> Iterator[Tensor]:
+    """In tuples and lists, too."""
+    if isinstance(x, torch.Tensor):
+        yield x
+    elif type(x) in (tuple, list):
+        for each in x:
+            yield from _tensors(each)
 
 
 def _each(change: Callable[[Any], Any], x: Any) -> Any:

@@ -82,6 +82,18 @@ def test_a_norm_that_does_something_more_is_left(more, why):
     assert "does not compute" in report.left["0"]
 
 
+def _alias_written(self, y, x):
+    """Such a view is none to torch, and has the memory of x."""
+    torch.ops.aten._unsafe_view(x, x.shape).mul_(1.0)
+    return y
+
+
+def test_memory_of_an_operand_is_known_in_every_look():
+    for _ in range(12):  # a look ends at the first operand, of three shapes and dtypes, that was not there before
+        report = iso.convert(nn.Sequential(extended(_alias_written)))
+        assert "calls mul in place" in report.left["0"]
+
+
 NO_MORE = {
     "nothing": lambda self, y, x: y,
     "dropout of nothing": lambda self, y, x: nn.functional.dropout(y, 0.0, self.training),

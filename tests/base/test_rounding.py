@@ -14,6 +14,7 @@ import isogemm
 from isogemm.backends.cpu.gemm.tasks import float32_bits
 from isogemm.base import rounding
 from isogemm.base.arguments import nearest_float32
+from isogemm.contract.attention import factor
 
 MODES = {"nearest": 0, "down": 0x400, "up": 0x800, "zero": 0xC00}  # of fesetround, on x86
 
@@ -54,6 +55,20 @@ def test_scalars_are_rounded_to_nearest(mode):
     assert np.array(found).astype(np.float32).tobytes() == want.tobytes()
     assert bits == want.view(np.uint32).tolist()
     assert made.tobytes() == np.float32(0.1).tobytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_scale_of_attention_is_rounded_to_nearest(mode):
+    scales = [0.1, 0.3, 1.7, 1e-39, *(None,) * 60]
+    want = [factor(scale, d) for d, scale in enumerate(scales, 64)]
+    factor.cache_clear()
+    libm = ctypes.CDLL("libm.so.6")
+    assert libm.fesetround(MODES[mode]) == 0
+    try:
+        found = [factor(scale, d) for d, scale in enumerate(scales, 64)]
+    finally:
+        libm.fesetround(0)
+    assert found == want
 
 
 def test_flushed_subnormals_are_seen_and_kept_inside():

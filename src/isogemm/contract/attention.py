@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -59,16 +60,12 @@ EXP2_TERMS = {
 }
 
 
+@lru_cache(maxsize=1024)
+@_pinned
 def factor(scale: float | None, d: int) -> np.float32:
     """c of the definition: ``scale * log2(e)`` in float64, rounded once; `scale` is by default 1 / sqrt(d)."""
     wanted = 1.0 / math.sqrt(max(d, 1)) if scale is None else float(scale)
-    exact = wanted * math.log2(math.e)
-    return f32(exact) if abs(exact) >= 2.0**-126 else _to_float32(exact)  # a subnormal takes the processor's mode
-
-
-@_pinned
-def _to_float32(value: float) -> np.float32:
-    return f32(value)
+    return f32(wanted * math.log2(math.e))
 
 
 @_pinned

@@ -20,6 +20,7 @@ __all__ = ["headlines"]
 MODEL = "gpu-h200-2026-11-21-model.json"
 GPU = "gpu-h200-2026-11-21.json"
 CPU = {
+    "AVX-512 (Zen 5)": "cpu-znver5-2026-11-26-random-5053.json",
     "AVX-512 (Zen 4)": "cpu-znver4-2026-11-24-random-2027.json",
     "AVX2 (Zen 3)": "cpu-znver3-2026-11-25-random-3032.json",
 }
@@ -70,7 +71,7 @@ def _cpu() -> str:
     ]
     return (
         "**Speed on a CPU.** float32 layers of sizes drawn at random, against the faster of NumPy and torch, in the "
-        f"geometric mean: {' and '.join(means)}."
+        f"geometric mean: {', '.join(means[:-1])} and {means[-1]}."
     )
 
 

@@ -149,12 +149,14 @@ def test_which_walk_takes_few_rows_in_place() -> None:
 
     assert fits(1500)
     one_set, turns = 2 * quads.SET_BYTES, quads.GOES_ON
-    assert fits(one_set) == (quads.FROM_MEMORY * quads.WIDTH <= quads.WAYS)
+    assert fits(one_set) == (not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= quads.WAYS)
+    two_sets = not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= 2 * quads.WAYS
+    assert fits(one_set + quads.SET_BYTES // 2) == two_sets
     assert fits(one_set, one_set, BFLOAT16) == (quads.BLOCKS[1] * quads.WIDTH <= quads.WAYS)
     assert fits(one_set, one_set) == fits(one_set) or turns  # beside one another
     assert fits(8 * one_set, 8 * one_set) == fits(8 * one_set)  # eight such rows have no room
     wide = quads.NEXT_BYTES + 1500  # over as many sets of the cache
-    assert fits(wide) == fits(-wide) == (target().width < 16)
+    assert fits(wide) == fits(-wide) == (target().width < 16 or quads.WIDE)
     through, narrow = (quads.THROUGH, quads.THROUGH | quads.NARROW) if turns else (0, 0)
     flags = {(800, 800): through, (800, 750): through, (860, 750): 0, (3000, 3000): 0, (4096, 4096): narrow}
     for (line, row), flag in flags.items():
@@ -169,7 +171,8 @@ def test_walks_of_one_row_have_the_same_bits(between: int) -> None:
     from isogemm.backends.cpu.gemm.routines import routine
 
     walk = CFUNCTYPE(None, *[c_int64] * 10)(routine("quads", FLOAT32))
-    for n, k in ((1, 5), (7, 16), (8, 17), (15, 64), (16, 66), (17, 31), (24, 48), (25, 79), (41, 3), (49, 129)):
+    few = ((1, 5), (7, 16), (8, 17), (15, 64), (16, 66), (17, 31), (24, 48), (25, 79), (41, 3), (49, 129))
+    for n, k in (*few, (32, 9), (48, 31), (80, 24), (97, 45)):
         line = k + abs(between)
         room = np.full(16 + n * line, np.nan, F32)
         w = np.lib.stride_tricks.as_strided(room[8:], (n, k), (4 * line, 4))[:: -1 if between < 0 else 1]
@@ -183,6 +186,13 @@ def test_walks_of_one_row_have_the_same_bits(between: int) -> None:
                 places = out.view.ctypes.data, 0, x.ctypes.data, 0, w.ctypes.data
                 walk(1, *places, w.strides[0], k, n, flags | (start is not None))
                 out.check(want)
+
+
+@pytest.mark.parametrize("k", [1, 7, 16, 17, 24, 25, 31])
+def test_negative_zeros_stay_so_to_the_end_of_a_row(k: int) -> None:
+    """Where a turn has room for more than is left of a row, what stands there changes no sum."""
+    c = np.full((1, 49), -0.0, F32)
+    check_gemm(np.full((1, k), -0.0, F32), np.ones((49, k), F32).T, F32, c=c, accumulate=True)
 
 
 @pytest.mark.parametrize("line", [75, 96, -75, 600])

@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from ..emit.target import target
 from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, FLOAT32, I64, Emitter, define, switch_over
-from . import turn
+from . import turn, wide
 from .turn import Asks
 
 WIDTH = min(8, target().width)
@@ -33,6 +33,7 @@ IN_ORDER = target().x86 and target().width >= turn.WIDTH  # one row of float32 h
 if IN_ORDER:
     BLOCKS[1] = turn.BLOCKS
 GOES_ON = IN_ORDER and turn.WAY.goes_on
+WIDE = IN_ORDER and turn.WAY.wide and target().width == wide.LANES  # and that one vectors of 16 lanes
 FROM_MEMORY = 2 if GOES_ON else BLOCKS[1]  # vectors at once, for one row of float32 where they may lie there
 # While a strip is walked the next one is asked for, into the second-level cache, if it has room for both. Asked for by
 # some hundred bytes ahead in each row, weights came from memory at two thirds of that speed: short rows end before.
@@ -55,9 +56,11 @@ def fits(rows: int, line: int, row: int, element: int) -> bool:
 
     Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
     """
+    if lanes(rows, element) > WIDTH:
+        return _stay(2 * wide.LANES, line, wide.WAYS)
     at_once = (FROM_MEMORY if _is_in_order(rows, element) else BLOCKS[rows]) * WIDTH
-    wide = _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
-    return wide or from_memory(rows, line, row, element) != 0
+    several = _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
+    return several or from_memory(rows, line, row, element) != 0
 
 
 def from_memory(rows: int, line: int, row: int, element: int) -> int:
@@ -75,6 +78,8 @@ def from_memory(rows: int, line: int, row: int, element: int) -> int:
 
 def fits_in_cache(rows: int, line: int, element: int) -> bool:
     """Whether weights that lie in a cache are walked another way, faster, than those that may come from memory."""
+    if lanes(rows, element) > WIDTH:
+        return True
     long = line >= LONG_BYTES or (GOES_ON and _is_in_order(rows, element))
     return long and _stay(BLOCKS[rows] * WIDTH, line)
 
@@ -84,10 +89,15 @@ def _is_in_order(rows: int, element: int) -> bool:
     return IN_ORDER and rows == 1 and element == FLOAT32
 
 
-def _stay(at_once: int, line: int) -> bool:
+def lanes(rows: int, element: int) -> int:
+    """Of a vector."""
+    return wide.LANES if WIDE and element == FLOAT32 else WIDTH
+
+
+def _stay(at_once: int, line: int, ways: int = WAYS) -> bool:
     """Each line of a weight row is read four times, and has to stay in the first-level cache meanwhile."""
     places = (i * line % SET_BYTES // CACHE_LINE + ahead for i in range(at_once) for ahead in range(LINES))
-    return max(Counter(place % (SET_BYTES // CACHE_LINE) for place in places).values()) <= WAYS
+    return max(Counter(place % (SET_BYTES // CACHE_LINE) for place in places).values()) <= ways
 
 
 class _Strip:
@@ -210,7 +220,7 @@ def _store_some(e: Emitter, places: list[Any], sums: list[list[Any]], skip: Any,
     for place, acc in zip(places, sums, strict=True):
         base = e.b.ptrtoint(e.slot(ir.ArrayType(e.vec, len(acc))), I64)
         for b, slot in enumerate(acc):
-            e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(base, b * WIDTH * F32_BYTES))
+            e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(base, b * e.width * F32_BYTES))
         with e.loop(end, start=skip) as j:
             offset = e.times(j, F32_BYTES)
             e.store(e.load(e.at(base, offset), F32), e.at(place, offset))
@@ -222,10 +232,10 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
     inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
     outputs = [e.at(out, e.b.mul(out_rs, e.i64(i))) for i in range(rows)]
 
-    def strip(first: Any, count: int, lines: list[Any], skip: Any, end: Any, through: bool = False) -> None:
-        """Columns first .. first + count, of which skip .. end are written."""
+    def strip(e: Emitter, first: Any, count: int, lines: list[Any], skip: Any, end: Any, through: bool = False) -> None:
+        """Columns first .. first + count, of which skip .. end are written; in the vectors of `e`."""
         start = e.at(w, e.b.mul(first, line))
-        bases = [e.at(start, e.times(line, b)) for b in range(0, count, WIDTH)]
+        bases = [e.at(start, e.times(line, b)) for b in range(0, count, e.width)]
         s = _Strip(e, element, bases, lines, inputs, ahead)
         if in_order and lines is all_lines:
             s.line, s.multiples, s.through = line, multiples, through
@@ -233,41 +243,46 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
         for place, acc in zip(places, s.acc, strict=True):
             for b, slot in enumerate(acc):
                 e.b.store(ir.Constant(e.vec, None), slot)
-                at = b * WIDTH
+                at = b * e.width
                 with e.b.if_then(e.b.icmp_signed("!=", load_c, e.i64(0))):
-                    if count > WIDTH:
+                    if count > e.width:
                         e.b.store(e.load(e.at(place, at * F32_BYTES), e.vec), slot)
                     else:
                         e.b.store(e.masked_load(place, end, e.vec, 4), slot)
-        s.walk(k)
+        if e.width > WIDTH:
+            wide.walk(e, s.acc, wide.Weights(start, line, multiples), inputs, x_rs, k, near)
+        else:
+            s.walk(k)
         whole = e.b.icmp_signed("==", e.b.sub(end, skip), e.i64(count))
         with e.b.if_else(whole) as (at_once, singly):
             with at_once:
                 for place, acc in zip(places, s.acc, strict=True):
                     for b, slot in enumerate(acc):
-                        e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(place, b * WIDTH * F32_BYTES))
+                        e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(place, b * e.width * F32_BYTES))
             with singly:
                 _store_some(e, places, s.acc, skip, end)
 
     far = e.times(line, BLOCKS[rows] * WIDTH)
     ahead = distance(e, far, AHEAD_BYTES, flags)
+    in_cache = e.b.icmp_signed(">=", flags, e.i64(IN_CACHE)) if e.width > WIDTH else None
+    near = wide.near(e, in_cache) if e.width > WIDTH else None
     in_order = _is_in_order(rows, element)
-    multiples = turn.multiples(e, line) if in_order else ()
+    multiples = turn.multiples(e, line) if in_order or e.width > WIDTH else ()
     all_lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
 
-    def strips(blocks: int, through: bool = False) -> None:
-        wide = blocks * WIDTH
-        with e.loop(columns, step=wide) as j:
+    def strips(blocks: int, through: bool = False, start: Any = None, end: Any = columns) -> None:
+        count = blocks * e.width
+        with e.loop(end, start=start, step=count) as j:
             # The last strip reaches back over columns that are done, and leaves them as they are.
-            first = e.minimum(j, e.b.sub(columns, e.i64(wide)))
-            strip(first, wide, all_lines, e.b.sub(j, first), e.i64(wide), through)
+            first = e.minimum(j, e.b.sub(columns, e.i64(count)))
+            strip(e, first, count, all_lines, e.b.sub(j, first), e.i64(count), through)
 
     def few_columns() -> None:
         with e.loop(columns, step=WIDTH) as j:
             left = e.minimum(e.b.sub(columns, j), e.i64(WIDTH))
             last = e.b.sub(left, e.i64(1))
             some = [e.b.mul(line, e.minimum(e.i64(i), last)) for i in range(WIDTH)]
-            strip(j, WIDTH, some, e.i64(0), left)
+            strip(Emitter(e.b, WIDTH), j, WIDTH, some, e.i64(0), left)
 
     def first_of(cases: Sequence[tuple[int, int, bool]]) -> None:
         """Strips of so many blocks, by the first case whose flag is set, where there are columns for one."""
@@ -275,7 +290,7 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
             few_columns()
             return
         (blocks, flag, through), *others = cases
-        holds = e.b.icmp_signed(">=", columns, e.i64(blocks * WIDTH))
+        holds = e.b.icmp_signed(">=", columns, e.i64(blocks * e.width))
         if flag:
             holds = e.b.and_(holds, e.b.icmp_signed(">=", flags, e.i64(flag)))
         with e.b.if_else(holds) as (many, few):
@@ -288,6 +303,19 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
         first_of(
             [(1, NARROW, True), (FROM_MEMORY, THROUGH, True), (BLOCKS[1], IN_CACHE, False), (FROM_MEMORY, 0, False)]
         )
+    elif e.width > WIDTH:
+        with e.b.if_else(e.b.icmp_signed(">=", columns, e.i64(2 * e.width))) as (many, few):
+            with many:
+                if rows == 1:
+                    turned = e.times(wide.threes(e, columns, line, in_cache), 3 * e.width)
+                    strips(3, end=e.minimum(turned, columns))
+                    strips(2, start=turned)
+                else:
+                    turned = wide.pairs(e, columns)
+                    strips(2, end=turned)
+                    strips(1, start=turned)
+            with few:
+                few_columns()
     else:
         first_of([(BLOCKS[rows], 0, False)])
 
@@ -298,10 +326,11 @@ def quad_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, colu
     code = element.literal_value
 
     def codegen(context, builder, signature, args):
-        routines = {
-            n: define(builder.module, f"isogemm_quads_{code}_{n}", 9, lambda e, *xs, n=n: _emit(e, code, n, xs), WIDTH)
-            for n in range(1, MAX_ROWS + 1)
-        }
+        def made(n):
+            name, emit = f"isogemm_quads_{code}_{n}", lambda e, *xs: _emit(e, code, n, xs)
+            return define(builder.module, name, 9, emit, lanes(n, code))
+
+        routines = {n: made(n) for n in range(1, MAX_ROWS + 1)}
         switch_over(builder, args[1], routines, args[2:])
 
     return types.void(element, *[types.int64] * 10), codegen

@@ -38,16 +38,20 @@ class TurnWay:
     short : int
         Of weights that may come from memory, with rows of less bytes than this beside one another, the next strip is
         asked for instead, from one end to the other: what follows a row finds its end too soon.
+    wide : bool
+        Vectors have 16 lanes: `wide` has the instructions, in the place of these, and for up to four rows of x.
     """
 
     blends: bool = False
     goes_on: bool = False
     short: int = 0
+    wide: bool = False
 
 
 # By the compiler's name of a processor. Zen 3 begins one insertion in a step and four blends, and it reads 16 rows from
 # memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it.
-WAYS = {"znver3": TurnWay(blends=True, goes_on=True, short=1536)}
+# Zen 5 has vectors of 16 lanes in one step, and four ports for shuffles inside 128-bit lanes.
+WAYS = {"znver3": TurnWay(blends=True, goes_on=True, short=1536), "znver5": TurnWay(wide=True)}
 WAY = WAYS.get(target().name, TurnWay())
 # So many bytes ahead, by blocks, each row is asked for, into the first-level cache: 24 rows are more than a processor
 # follows by itself.
@@ -57,6 +61,13 @@ ROWS, PAIRS, SPARE, X = range(3, 7), range(7, 11), 11, range(12, 16)
 # Weight rows j behind a block's first, as index and scale of an address: multiples 1, 3, 5, 7 of a line have registers.
 MULTIPLES = (1, 3, 5, 7)
 _OFFSETS = ((0, 0), (1, 1), (1, 2), (3, 1), (1, 4), (5, 1), (3, 2), (7, 1))
+
+
+def address(base: int | str, multiples: int, row: int, offset: int) -> str:
+    """Address of one of eight weight rows: the first is in operand, or register, `base`; `multiples` is an operand."""
+    multiple, scale = _OFFSETS[row]
+    index = f",${multiples + MULTIPLES.index(multiple)},{scale}" if scale else ""
+    return f"{offset}({base if isinstance(base, str) else f'${base}'}{index})"
 
 
 class Asks(Enum):
@@ -86,10 +97,7 @@ class _Turn:
         return 4 * self.blocks
 
     def _address(self, base: int, row: int, offset: int) -> str:
-        """Address of a weight row: `base` is the operand that holds the block's first row."""
-        multiple, scale = _OFFSETS[row]
-        index = f",${self._x + 1 + MULTIPLES.index(multiple)},{scale}" if scale else ""
-        return f"{offset}(${base}{index})"
+        return address(base, self._x + 1, row, offset)
 
     def _step(self, turn: int) -> int:
         """Which four of the 16 k a block takes in its turn."""

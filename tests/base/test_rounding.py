@@ -14,7 +14,7 @@ import isogemm
 from isogemm.backends.cpu.gemm.tasks import float32_bits
 from isogemm.base import rounding
 from isogemm.base.arguments import nearest_float32
-from isogemm.contract.attention import factor
+from isogemm.contract.attention import _factor, factor
 
 MODES = {"nearest": 0, "down": 0x400, "up": 0x800, "zero": 0xC00}  # of fesetround, on x86
 
@@ -61,7 +61,7 @@ def test_scalars_are_rounded_to_nearest(mode):
 def test_the_scale_of_attention_is_rounded_to_nearest(mode):
     scales = [0.1, 0.3, 1.7, 1e-39, *(None,) * 60]
     want = [factor(scale, d) for d, scale in enumerate(scales, 64)]
-    factor.cache_clear()
+    _factor.cache_clear()
     libm = ctypes.CDLL("libm.so.6")
     assert libm.fesetround(MODES[mode]) == 0
     try:

@@ -60,12 +60,15 @@ EXP2_TERMS = {
 }
 
 
-@lru_cache(maxsize=1024)
-@_pinned
 def factor(scale: float | None, d: int) -> np.float32:
     """c of the definition: ``scale * log2(e)`` in float64, rounded once; `scale` is by default 1 / sqrt(d)."""
-    wanted = 1.0 / math.sqrt(max(d, 1)) if scale is None else float(scale)
-    return f32(wanted * math.log2(math.e))
+    return _factor(None if scale is None else float(scale), d)
+
+
+@lru_cache(maxsize=1024)
+@_pinned
+def _factor(scale: float | None, d: int) -> np.float32:
+    return f32((1.0 / math.sqrt(max(d, 1)) if scale is None else scale) * math.log2(math.e))
 
 
 @_pinned

@@ -18,6 +18,7 @@ from .. import functional, ops, reductions
 from ..gemm.merged import are_rows_of, merged_op
 from ..operator import check_no_hooks
 from ..ops import Tensor, with_order
+from ..routing.scope import invariant
 
 
 class Converted:
@@ -424,8 +425,11 @@ class GatedMLP(Merging):
         return self.down_proj(reductions.silu_mul(gate, up))
 
     def _show(self, act: Any, gate: Tensor) -> None:
-        """Call the activation, whose work the block does, for the hooks that wait for that: they may look at it."""
-        with torch.no_grad():
+        """Call the activation, whose work the block does, for the hooks that wait for that: they may look at it.
+
+        Inside of a scope, as torch's own elements are rounded by where they stand in a row.
+        """
+        with torch.no_grad(), invariant():
             shown, own = act(gate.clone()), type(act).forward(act, gate)
             kept = isinstance(shown, torch.Tensor) and torch.equal(shown.nan_to_num(), own.nan_to_num())
         if not kept or act._backward_hooks or act._backward_pre_hooks:

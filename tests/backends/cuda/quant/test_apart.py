@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.backends.cuda.compiled import H200, Kernels
+from tests.backends.cuda.quant.test_many import check as check_by
 from tests.backends.cuda.quant.test_many import drawn, packed_of, poisoned, product, same, there, weight
 
 from isogemm.backends.cuda.driver import facts as device
@@ -32,11 +33,7 @@ CONFIGS = (
 SERVED = [(name, text) for name in ("Q4_0", "Q4_K", "Q6_K") for text in CONFIGS if name == "Q4_0" or "x256 " in text]
 
 
-def check(x: Any, w: Any, bias: Any = None, out: Any = F32, config: str | None = None) -> None:
-    x = x.cuda()
-    got = poisoned(len(x), len(w), dtype=out)
-    KERNEL.run(x, packed_of(w), got, bias, config)
-    same(got, product(x, w, bias, out))
+check = functools.partial(check_by, kernel=KERNEL)
 
 
 @gpu
@@ -82,31 +79,6 @@ def test_types_of_results_and_of_a_bias(out, kind, config):
     check(drawn(50, 256), weight("Q4_K", 131, 256), bias, out, config)
     if bias is not None:
         check(drawn(50, 256), weight("Q4_K", 131, 256), bias.repeat_interleave(2)[::2], out, config)
-
-
-@gpu
-def test_special_values():
-    x = drawn(64, 256)
-    for row, column, value in ((3, 5, float("inf")), (4, 9, float("nan")), (5, 1, -float("inf")), (6, 0, 1e38)):
-        x[row, column] = value
-    x[7] = -0.0
-    for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K"):
-        check(x, weight(name, 40, 256), out=BF16)
-        check(x, weight(name, 40, 256, "blocks"))
-
-
-@gpu
-def test_strides_and_neighbours():
-    w = weight("Q4_K", 100, 512)
-    wide = drawn(90, 1024).cuda()
-    x = wide[::2, 256:768]
-    held = poisoned(47, 120)
-    KERNEL.run(x, packed_of(w), held[1:46, 7:107])
-    same(held[1:46, 7:107], product(x.contiguous(), w))
-    assert held[0].isnan().all()
-    assert held[46].isnan().all()
-    assert held[:, :7].isnan().all()
-    assert held[:, 107:].isnan().all()
 
 
 # Without a GPU from here on.

@@ -16,7 +16,7 @@ import isogemm
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import kernel as driver
 from isogemm.backends.cuda.driver import nvrtc, tensormap
-from isogemm.backends.cuda.quant import dequantize
+from isogemm.backends.cuda.quant import apart, dequantize
 from isogemm.backends.cuda.quant import many as quant_many
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.layout import FORMATS, Packed, layout, pack
@@ -82,10 +82,13 @@ def product(x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32
     return isogemm.linear(x.cuda(), floats(w, x.dtype).cuda(), bias, out_dtype=str(out).removeprefix("torch."))
 
 
-def check(x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32, config: str | None = None) -> None:
+def check(
+    x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32, config: str | None = None,
+    kernel: Any = KERNEL,
+) -> None:  # fmt: skip
     x = x.cuda()
     got = poisoned(len(x), len(w), dtype=out)
-    KERNEL.run(x, packed_of(w), got, bias, config)
+    kernel.run(x, packed_of(w), got, bias, config)
     same(got, product(x, w, bias, out))
 
 
@@ -150,24 +153,29 @@ def test_parts_behind_one_another(name):
         same(after, want)
 
 
+BOTH = pytest.mark.parametrize("kernel", [KERNEL, apart.KERNEL], ids=["many", "apart"])
+
+
 @gpu
-def test_special_values():
+@BOTH
+def test_special_values(kernel):
     x = drawn(64, 256)
     for row, column, value in ((3, 5, float("inf")), (4, 9, float("nan")), (5, 1, -float("inf")), (6, 0, 1e38)):
         x[row, column] = value
     x[7] = -0.0
     for name in ("Q4_0", "Q8_0", "Q4_K", "Q6_K"):
-        check(x, weight(name, 40, 256), out=BF16)
-        check(x, weight(name, 40, 256, "blocks"))
+        check(x, weight(name, 40, 256), out=BF16, kernel=kernel)
+        check(x, weight(name, 40, 256, "blocks"), kernel=kernel)
 
 
 @gpu
-def test_strides_and_neighbours():
+@BOTH
+def test_strides_and_neighbours(kernel):
     w = weight("Q4_K", 100, 512)
     wide = drawn(90, 1024).cuda()
     x = wide[::2, 256:768]
     held = poisoned(47, 120)
-    KERNEL.run(x, packed_of(w), held[1:46, 7:107])
+    kernel.run(x, packed_of(w), held[1:46, 7:107])
     same(held[1:46, 7:107], product(x.contiguous(), w))
     assert held[0].isnan().all()
     assert held[46].isnan().all()

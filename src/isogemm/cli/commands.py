@@ -269,6 +269,9 @@ def _print_traffic(sizes: tuple[int, int, int, int], dtype: str, contract: str, 
     from dataclasses import asdict
     from json import dumps
 
+    from ..base.extras import require_extra
+
+    require_extra("torch", "a plan of ranks", "torch")
     from ..torch.distributed import traffic
 
     found = traffic(*sizes, contract=contract or None, dtype=dtype, device=device)

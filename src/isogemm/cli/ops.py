@@ -31,11 +31,13 @@ def ops_command(
     """
     import json as text
 
-    from ..base.dtypes import SHORT_NAMES
+    from ..base.dtypes import ITEMSIZE, SHORT_NAMES
     from ..lab.ops import ops
 
     chosen = dtype or ("fp32" if device == "cpu" else "bf16")
     kind = SHORT_NAMES.get(chosen, chosen)
+    if kind not in ITEMSIZE:
+        raise OptionError("--dtype", limit=", ".join(ITEMSIZE), value=dtype, nearest="bf16")
     sizes = _model(name)
     ceilings = _ceilings(device, kind)
     lines = [_line(op, kind, device, ceilings) for op in ops(sizes, phase, tokens, tp=tp, batch=batch)]

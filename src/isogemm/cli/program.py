@@ -37,14 +37,30 @@ def lower_command(
     from ..quant import load
 
     formats: Any = load(quantize) if quantize.endswith(".gguf") else quantize or None
-    file = config / "config.json" if config.is_dir() else config
     made = lower(
-        json.loads(file.read_text()), batch=batch, tokens=tokens, phase=phase, threads=threads or None, mode=mode,
+        _read(config), batch=batch, tokens=tokens, phase=phase, threads=threads or None, mode=mode,
         micro_batches=micro_batches, recompute=recompute, leaf=leaf, quantize=formats,
     )  # fmt: skip
     made = tuned(made) if tune else made
     made.check()
-    typer.echo(f"{len(made.plan['ops'])} operations, {made.layout['bytes']} bytes: {made.save(out)}")
+    try:
+        folder = made.save(out)
+    except OSError as error:
+        raise OptionError("--out", limit="a folder to write into", value=f"{out} ({error})", nearest="plan") from error
+    typer.echo(f"{len(made.plan['ops'])} operations, {made.layout['bytes']} bytes: {folder}")
+
+
+def _read(config: Path) -> dict[str, Any]:
+    """A model's sizes, from the file or from its folder."""
+    file = config / "config.json" if config.is_dir() else config
+    try:
+        found, why = json.loads(file.read_text(encoding="utf-8")), "no object of JSON"
+    except (OSError, ValueError) as error:
+        found, why = None, str(error)
+    if not isinstance(found, dict):
+        nearest = "that of a model, or by: hf download Qwen/Qwen3-0.6B config.json --local-dir Qwen3-0.6B"
+        raise OptionError("config", limit="a config.json, or its folder", value=f"{file} ({why})", nearest=nearest)
+    return found
 
 
 @app.command("check")

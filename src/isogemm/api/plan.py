@@ -163,6 +163,10 @@ def _several(
     asked = [name for name, x in (("groups", groups), ("format", format), ("heads", heads)) if x is not None]
     if len(asked) > 1 or (asked and asked != ["heads"] and batch != 1):
         raise OptionError("form of a plan", limit="one of batch, groups, format, heads", value=asked, nearest=asked[0])
+    for name, several in (("groups", groups), ("heads", heads)):
+        if isinstance(several, int):
+            limit, close = "whole numbers, one after the other", (several, several) if name == "heads" else (several,)
+            raise ShapeError(name, limit=limit, value=several, nearest=close)
     numbers = {"batch": [batch], "groups": list(groups or ()), "heads": list(heads or ())}
     for name, sizes in numbers.items():
         for size in sizes:
@@ -178,8 +182,10 @@ def _several(
         return "quantized", {"format": fmt.name}
     if heads is not None:
         if len(heads) != 2 or heads[0] % heads[1]:
+            shared = max(x for x in range(1, heads[-1] + 1) if heads[0] % x == 0) if heads else 8
+            nearest = (heads[0] if heads else 8, shared)
             raise ShapeError(
-                "heads", limit="two numbers, the first a multiple of the second", value=heads, nearest=(8, 8)
+                "heads", limit="two numbers, the first a multiple of the second", value=heads, nearest=nearest
             )
         return "attention", {"sequences": batch, "heads": heads[0], "shared": heads[1], "mask": mask}
     return ("batched", {"items": batch}) if batch > 1 else ("", {})

@@ -16,10 +16,10 @@ RUN = CliRunner()
     [
         ("128 512 256", ["gemm('N', 'N', 512, 128, 256, 1.0, b, 512, a, 256, 0.0, out, 512)", "cublasSgemm"]),
         ("128 512 256 --trans NT --lda 260", ["gemm('T', 'N', 512, 128, 256, 1.0, b, 256, a, 260,"]),
-        ("64 64 64 --batch 8 --shared b --dtype fp16", ["64, 0, 4096, 4096, 8)", "SgemmStridedBatched", "cores: yes"]),
+        ("64 64 64 --batch 8 --shared b --dtype fp16", ["0, 4096, 4096, 8)", "GemmStridedBatchedEx", "cores: yes"]),
         ("100000 100000 100000 --batch 500", ["gemm_strided_batched('N', 'N', 100000"]),
         ("64 64 64 --mode tf32", ["tensor cores: yes"]),
-        ("64 64 63 --dtype int8", ["k = 63 is no multiple of 16"]),
+        ("64 64 63 --dtype int8", ["k = 63 is no multiple of 16", "int8: cublasGemmEx"]),
         ("gemm_nt_q5_0_q8_0", ["weights Q5_0", "activations Q8_0", "int32/chain"]),
         ("cblas_sgemm_batch", ["cublasSgemmBatched", "cublasSgemmGroupedBatched"]),
     ],

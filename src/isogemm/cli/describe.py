@@ -53,7 +53,7 @@ def _named(name: str) -> str:
 def _product(
     extents: tuple[int, int, int], dtype: str, trans: str, batch: int, shared: str, lds: tuple[int, int], mode: str
 ) -> str:
-    from ..base.dtypes import INT8, SHORT_NAMES, as_dtype
+    from ..base.dtypes import FLOAT32, INT8, SHORT_NAMES, as_dtype
     from ..blas import CALLS, describe
 
     kind = INT8 if dtype == "int8" else as_dtype(SHORT_NAMES.get(dtype, dtype))
@@ -70,7 +70,11 @@ def _product(
         a, b = a[0], b[0]
     call = describe(a, b)
     names = next(x for x in CALLS if f"isogemm.blas.{call.routine}" in x.here.split(", "))
-    return "\n".join([str(call), "", str(names), "", str(call.tensor_cores(mode))])
+    lines = [str(call), "", str(names), "", str(call.tensor_cores(mode))]
+    if kind != FLOAT32:
+        by = ("StridedBatched", "_strided_batched") if batch > 1 else ("", "")
+        lines.insert(3, f"these names are float32's; {kind}: cublasGemm{by[0]}Ex, rocblas_gemm{by[1]}_ex")
+    return "\n".join(lines)
 
 
 def _matrix(name: str, shape: tuple[int, int], op: str, ld: int, dtype: Any, batch: int) -> Any:

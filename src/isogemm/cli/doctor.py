@@ -17,7 +17,7 @@ def doctor_command(
         str, typer.Argument(help="A .npz file with observed, a, b and the other arguments of `diagnose`.")
     ] = "",
     call: Annotated[str, typer.Option(help="module:function or file.py:function, to be examined with probes.")] = "",
-    signature: Annotated[str, typer.Option(help="With --call: 'a, b', 'x, w' or another of the manual.")] = "a, b",
+    signature: Annotated[str, typer.Option(help="With --call: 'a, b', 'x, w' or another of docs/doctor.md.")] = "a, b",
     format: Annotated[str, typer.Option(help="With --signature 'x, blocks': of the blocks, Q4_0 for example.")] = "",
     m: Annotated[int | None, typer.Option("--m", min=1, help="With --call: the only m that it takes.")] = None,
     n: Annotated[int | None, typer.Option("--n", min=1, help="With --call: the only n that it takes.")] = None,
@@ -31,10 +31,7 @@ def doctor_command(
     ] = False,
     count: Annotated[int, typer.Option(min=1, help="With --selftest: calls for each mistake.")] = 20,
 ) -> None:
-    """Name the mistake that made a matrix product wrong.
-
-    Examples: ``isogemm doctor case.npz``; ``isogemm doctor --call mine.py:matmul``; ``isogemm doctor --selftest``.
-    """
+    """Name the mistake that made a matrix product wrong."""
     asked = [case] * bool(case) + ["--call"] * bool(call) + ["--selftest"] * selftest
     if len(asked) != 1:
         value = " and ".join(asked) or "none"

@@ -19,7 +19,9 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "doctor": (
         "isogemm doctor case.npz --steps                        # a result in hand",
-        "isogemm doctor --call mine.py:matmul                   # a function, by probes",
+        "isogemm doctor --call mine.py:matmul                   # a function f(a, b), by probes",
+        "isogemm doctor --call mine.py:linear --signature 'x, w'",
+        "isogemm doctor --selftest                              # how many planted mistakes it names",
     ),
     "ops": ("isogemm ops Qwen3-4B", "isogemm ops Qwen3-4B --phase prefill --tokens 512 --tp 4"),
     "info": ("isogemm info", "isogemm info --json"),

@@ -79,6 +79,17 @@ def test_a_right_result_is_right_and_its_order_is_told():
     ]
     assert diagnose(parts[0] + parts[1] + parts[2], A, B).order == "split-K of 3, each part fma/chain"
     assert diagnose(reference.evaluate(A, B, "fma/chain"), A, B).order == "fma/chain"
+    a, b = A.astype(BF16), B.astype(BF16)
+    assert diagnose(reference.evaluate(a, b, "tensor_core:sm90/chain"), a, b).order == "tensor_core:sm90/chain"
+
+
+def test_bits_that_every_order_gives_name_none():
+    from isogemm.contract import reference
+
+    a, b = A.astype(np.float16), B.astype(np.float16)
+    assert diagnose(reference.evaluate(a, b, "fma/chain").astype(np.float16), a, b).order == ""
+    whole = np.arange(35, dtype=np.float32).reshape(5, 7)
+    assert diagnose(whole @ whole.T, whole, whole.T).order == ""
 
 
 def test_groups_of_heads():

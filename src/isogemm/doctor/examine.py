@@ -146,7 +146,8 @@ class _Asked:
         if not self.right:
             limits = ("the function took none of the probes", *self.refused[:3])
             return Diagnosis("undiagnosable", limits=limits)
-        seen = next((found for found in self.right if found.causes), self.right[-1])
+        told = [found for found in self.right if found.order] or self.right
+        seen = next((found for found in self.right if found.causes), told[-1])
         words = (f"it refused {len(self.refused)} of the probes, the first {self.refused[0]}",) if self.refused else ()
         return replace(seen, limits=(*words, *(x for x in seen.limits if "not all different" not in x)))
 

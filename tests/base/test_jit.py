@@ -120,6 +120,14 @@ def test_a_long_compilation_is_announced_once(module: Path, tmp_path: Path) -> N
 
 
 @LINUX
+def test_what_is_not_kept_is_not_said_to_be(module: Path, tmp_path: Path) -> None:
+    """Kernels that probe a machine are compiled in every process."""
+    module.write_text("__name__ = 'isogemm.probe'\nfrom isogemm.base import jit\njit.listen()\n"
+                      "assert jit.dispatcher(lambda x: x + x)(21) == 42\nprint(jit.compile_seconds() > 0)")  # fmt: skip
+    assert run(module, XDG_CACHE_HOME=str(tmp_path / "cache"))[1] == ""
+
+
+@LINUX
 def test_processes_of_one_command_announce_it_once_together(module: Path, tmp_path: Path) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     others = [tmp_path / f"{name}.py" for name in ("second", "rank", "later")]

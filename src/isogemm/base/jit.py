@@ -171,6 +171,7 @@ def listen() -> None:
         return
     _listening = True
     from numba.core import event
+    from numba.core.caching import NullCache
 
     class Announce(event.Listener):  # type: ignore[misc]
         depth = 0
@@ -178,7 +179,8 @@ def listen() -> None:
 
         def on_start(self, record: Any) -> None:
             if _ours(record):
-                announce()
+                if not isinstance(record.data["dispatcher"]._cache, NullCache):
+                    announce()  # what is not kept, of probes of a machine, takes a second and comes again
                 self.started = self.started if self.depth else time.perf_counter()
                 self.depth += 1
 

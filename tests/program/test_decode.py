@@ -60,6 +60,24 @@ def test_decoding_has_the_logits_of_a_prefill_and_of_isogemm_torch():
     assert np.array_equal(bits(decoded(longer, ids, 7)), bits(wanted[:, 7:]))
 
 
+def test_a_sequence_does_not_see_what_another_one_left_behind_it():
+    """Infinities and NaN of a sequence whose place it has, which stay for a step that sees them again."""
+    ids, given = tokens(batch=BATCH, length=LENGTH)[0], weights()
+    alone, run = (lowered("decode", tokens=150).start(given) for _ in range(2))
+    wanted = decoded(alone, ids)
+    for left in (np.nan, -np.inf):
+        decoded(run, ids)
+        run.array("L0.v.cache")[1, :, 3] = left
+        run.array("L1.v.cache")[2, 0, 140, 5] = left
+        for t in (1, 2):
+            logits = run.decode(ids[:, t], [t] * BATCH)
+            assert np.array_equal(bits(logits), bits(wanted[:, t])), f"{left} behind position {t}"
+        seen = run.decode(ids[:, 4], [4] * BATCH)
+        assert np.isnan(seen[1]).all()
+        assert np.array_equal(bits(seen[[0, 2]]), bits(wanted[[0, 2], 4]))
+    assert np.array_equal(bits(decoded(run, ids)), bits(wanted))
+
+
 def test_a_sequence_does_not_know_of_others_nor_of_leaves_behind():
     """Each at its own position, across a leaf of keys; alone, with others, and in another program's caches."""
     model, length = replace(MODEL, num_hidden_layers=1), 140

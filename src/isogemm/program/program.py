@@ -17,6 +17,7 @@ from ..contract.attention import LEAF
 from ..errors import OptionError, ShapeError
 from ..quant.tensor_file import TensorFile
 from .build import build
+from .caches import UnseenValues
 from .checks import check
 from .executor import AdamW, ProgramExecutor, scalars
 from .graph import Graph
@@ -110,6 +111,10 @@ class Run:
         dtypes = {value.name: value.dtype for value in program.graph.section("weights")}
         for name, stored in stored_weights(program.model, weights, dtypes, train=program.phase == "train"):
             self.array(name)[...] = stored
+        if program.phase == "decode":
+            layers = range(program.model.num_hidden_layers)
+            caches = [self.array(f"L{i}.v.cache") for i in layers]
+            self._unseen = UnseenValues(caches, self._about["batch"], self._about["tokens"])
         if program.model.positions:
             if program.phase != "decode":
                 times = self.array("positions").size // self._about["tokens"]
@@ -191,9 +196,10 @@ class Run:
         self._only("decode", "decode")
         shape = (self._about["batch"],)
         found = self._tokens("ids", ids, shape)
-        self.array("positions")[...] = self._tokens("positions", positions, shape, self._about["tokens"])
+        self.array("positions")[...] = now = self._tokens("positions", positions, shape, self._about["tokens"])
         self.array("ids")[...] = found
-        self._executor.run("forward")
+        with self._unseen.aside(now):
+            self._executor.run("forward")
         return self.array("logits").copy()
 
     def fill(self, prefill: Run) -> None:
@@ -216,6 +222,7 @@ class Run:
         if not prefill.steps:
             limit = "those of a call of logits"
             raise OptionError("keys of a prefill", limit=limit, value="none", nearest="prefill.logits(ids)")
+        self._unseen.refilled()
         for i in range(self.program.model.num_hidden_layers):
             keys = "k.heads" if self.program.model.positions else "k.turned"
             for cache, name in (("k.cache", keys), ("v.cache", "v.heads")):

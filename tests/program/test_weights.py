@@ -118,6 +118,11 @@ def test_a_file_of_another_model_is_refused_by_name(tmp_path):
             r"blk.0.attn_q.weight: limit: \[256, .*got: \[254, 256\]",
         ),
         ({"changed": lambda x: x | extra}, OptionError, "tensors of the file: .*got: rope_freqs.weight"),
+        (
+            {"rope_dimension_count": 16},
+            OptionError,
+            "llama.rope.dimension_count of the file: limit: 32, head_dim; got: 16",
+        ),
         ({"rope_freq_base": 5e5}, OptionError, "llama.rope.freq_base of the file: limit: 10000.0.*got: 500000"),
         ({"rope_scaling_type": gguf.RopeScalingType.YARN}, OptionError, "rope.scaling.type of the file: .*got: yarn"),
     ):
@@ -127,6 +132,42 @@ def test_a_file_of_another_model_is_refused_by_name(tmp_path):
     written(path, "qwen3")
     with pytest.raises(OptionError, match="architecture of the file: limit: llama"):
         made.start(load(path))
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(tmp_path):
+    """What its other tensors would add is in no number; what transformers makes itself may be there."""
+    made, path = program(LLAMA, phase="prefill"), tmp_path / "w.safetensors"
+    floats(path, LLAMA)
+    given = {name: np.array(x) for name, x in load(path).items()}
+    ids = tokens(model=LLAMA)[0]
+    wanted = made.start(load(path)).logits(ids).view(np.int32)
+    embed, layer = given["model.embed_tokens.weight"], "model.layers.0.self_attn"
+    same = {"lm_head.weight": embed, f"{layer}.rotary_emb.inv_freq": np.ones(16, np.float32)}
+    save_file(given | same, path)
+    assert np.array_equal(made.start(load(path)).logits(ids).view(np.int32), wanted)
+    for other, x in (
+        (f"{layer}.q_proj.bias", np.ones(256, np.float32)),
+        (f"{layer}.q_norm.weight", np.ones(32, np.float32)),
+        ("model.layers.2.mlp.up_proj.weight", given["model.layers.1.mlp.up_proj.weight"]),
+        ("lm_head.weight", embed + 1),
+    ):
+        save_file(given | {other: x}, path)
+        with pytest.raises(OptionError, match=f"tensors of the file: .*got: {other}"):
+            made.start(load(path))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type: limit: default; got: linear"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2.0}}, "rope_type: limit: default; got: llama3"),
+        ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor: .*0.5"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: limit: 1.0; got: 0.5"),
+    ],
+)
+def test_rotations_that_programs_do_not_have_are_refused(said, words):
+    with pytest.raises(OptionError, match=words):
+        decoder(LLAMA.to_dict() | {"model_type": "llama"} | said)
 
 
 def test_blocks_along_the_other_dimension_are_refused():

@@ -230,8 +230,11 @@ def decoder(given: Any) -> DecoderConfig:
     data = ARCHITECTURES[kind] | data
     data.setdefault("dropout", data.get("attention_dropout") or 0.0)
     rotation = data.get("rope_parameters") or data.get("rope_scaling") or {}
-    if rotation.get("rope_type", "default") != "default":
-        raise OptionError("rope_type", limit="default", value=rotation["rope_type"], nearest="default")
+    kind_of = rotation.get("rope_type", rotation.get("type", "default"))  # older files say type
+    whole = rotation.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
+    for name, value, plain in (("rope_type", kind_of, "default"), ("partial_rotary_factor", whole, 1.0)):
+        if value not in (plain, None):
+            raise OptionError(name, limit=plain, value=value, nearest=plain)
     theta = data.get("rope_theta") or rotation.get("rope_theta", 10000.0)
     data["rope_theta"] = float(theta) if isinstance(theta, int) else theta
     _check_plain(data, {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "use_sliding_window": False})

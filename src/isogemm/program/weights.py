@@ -13,14 +13,16 @@ from ..formats.gguf_reader import package
 from ..quant.encode import quantize as encode
 from ..quant.matrix import QuantizedMatrix
 from ..quant.tensor_file import TensorFile
-from .model import DecoderConfig, is_turned
+from .model import KNOWN, DecoderConfig, is_turned
 
 ARCHITECTURE = "general.architecture"
+MADE = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")  # that a checkpoint may have, and that are no weights
+HEAD = "lm_head.weight"
 # What a GGUF file says of its model, for what would be other numbers without other shapes.
 SAID = {
     "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps", "attention.layer_norm_epsilon": "rms_norm_eps",
-    "rope.freq_base": "rope_theta",
+    "rope.freq_base": "rope_theta", "rope.dimension_count": "head_dim",
 }  # fmt: skip
 
 
@@ -34,6 +36,8 @@ def stored_weights(
     another model.
     """
     names = _gguf_names(model, given) if _is_gguf(given) else {}
+    if isinstance(given, TensorFile) and not names:
+        _check_names(model, given)
     for name, known, shape in model.weights():
         label = names.get(name, known)
         found = given.get(label if names else name)
@@ -87,9 +91,27 @@ def _gguf_names(model: DecoderConfig, file: Any) -> dict[str, str]:
             raise OptionError("weights", limit="every weight of the model", value=f"no {needed}", nearest=needed)
     for other in file:
         if other not in names.values():
-            limit = "those of the program's model"
-            raise OptionError("tensors of the file", limit=limit, value=other, nearest="a configuration that has it")
+            raise _of_another(other)
     return names
+
+
+def _check_names(model: DecoderConfig, file: TensorFile) -> None:
+    """Raise of a tensor that the model does not have: what it would add is in no number.
+
+    Tables and masks that transformers makes itself are passed over, and so is a head that is the embedding again.
+    """
+    known = {x for name, key, _ in model.weights() for x in (name, key)}
+    for other in file:
+        if other in known or other.endswith(MADE):
+            continue
+        tied = file.get(f"{KNOWN[model.norm]['embed']}.weight") if other == HEAD else None
+        if tied is None or not np.array_equal(file[other], tied):
+            raise _of_another(other)
+
+
+def _of_another(tensor: str) -> OptionError:
+    limit = "those of the program's model"
+    return OptionError("tensors of the file", limit=limit, value=tensor, nearest="a configuration that has it")
 
 
 def _architecture(model: DecoderConfig) -> str:

@@ -160,6 +160,7 @@ def test_safetensors_that_lie(tmp_path):
         path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(size))
 
     good = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}
+    text = json.dumps(good).encode()
     for header, size, words in (
         ({"w": good}, 23, "w: bytes"),
         ({"w": {**good, "shape": [2, 4]}}, 32, "w: bytes of F32"),
@@ -172,6 +173,10 @@ def test_safetensors_that_lie(tmp_path):
         ({"w": {**good, "dtype": "Q4_K", "shape": [4, 256]}}, 24, "w: type, of a tensor from byte .*Q4_K"),
         (b"{", 24, "length of the header|header, at byte 8"),
         (b"[]", 24, "header, at byte 8"),
+        (b'{"w": %b, "v": %b, "w": %b}' % (text, text, text), 24, "header, at byte 8.*'w' is there twice"),
+        (b'{"w": %b}' % text.replace(b"[0, ", b"[8, 32], \"data_offsets\": [0, "), 32, "'data_offsets' is there twice"),
+        ({"w": {**good, "shape": [2.9, 3]}}, 24, "w: entry of the header.*float"),
+        ({"w": {**good, "shape": "23"}}, 24, "w: entry of the header"),
     ):
         write(header, size)
         with pytest.raises(FormatError, match=words):

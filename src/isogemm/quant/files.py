@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -94,7 +95,7 @@ def _safetensors(path: Path, data: Array) -> TensorFile:
             value=bytes(data[:8]), nearest="a .gguf or .safetensors file",
         )  # fmt: skip
     try:
-        header = json.loads(_text(data[8 : 8 + length]))
+        header = json.loads(_text(data[8 : 8 + length]), object_pairs_hook=shards.named_once)
         metadata = dict(header.pop("__metadata__", {}))
         listed = dict(header)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
@@ -121,7 +122,8 @@ def _text(data: Array) -> str:
 def _safe_entry(name: str, told: Any, first: int) -> TensorEntry:
     """An entry as the header tells it; `first` is where the tensors begin."""
     try:
-        kind, shape, (start, stop) = told["dtype"], tuple(map(int, told["shape"])), map(int, told["data_offsets"])
+        kind, shape = told["dtype"], tuple(map(operator.index, told["shape"]))
+        start, stop = map(operator.index, told["data_offsets"])
         if not isinstance(kind, str):
             raise TypeError("a dtype that is no text")
         if start < 0:

@@ -83,11 +83,20 @@ def load_index(path: Path, load: Load) -> Shards:
     return Shards(path, {name: opened[file] for name, file in files.items()})
 
 
+def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON. Raises ValueError: a name is there twice, of which JSON's readers take the last."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
+
+
 def _listed(path: Path) -> dict[str, str]:
     """The file of each tensor."""
     nearest = "the model's .safetensors.index.json, or download it again"
     try:
-        files = dict(json.loads(path.read_bytes())["weight_map"])
+        files = dict(json.loads(path.read_bytes(), object_pairs_hook=named_once)["weight_map"])
     except OSError as error:
         raise OptionError("cannot open", limit="a readable file", value=str(error), nearest="another path") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -42,13 +42,16 @@ def register_quantizer() -> None:
 
 
 class SavedFormats(QuantizationConfigMixin):  # type: ignore[misc]
-    """What a configuration says of quantized weights: the format of each module, and how products are computed."""
+    """What a configuration says of quantized weights: the format of each module, how products are computed, and how the
+    model was converted."""
 
     def __init__(
-        self, formats: dict[str, str], activations: str | None = None, contract: str | None = None, **_: Any
-    ) -> None:
+        self, formats: dict[str, str], activations: str | None = None, contract: str | None = None,
+        others: dict[str, dict[str, str | None]] | None = None, calls: list[dict[str, Any]] | None = None, **_: Any,
+    ) -> None:  # fmt: skip
         self.quant_method = METHOD
         self.formats, self.activations, self.contract = dict(formats), activations, contract
+        self.others, self.calls = dict(others or {}), list(calls or [{"contract": contract}])
 
 
 class Stored(torch.nn.Module):  # type: ignore[misc]
@@ -93,9 +96,11 @@ class Loader(base.HfQuantizer):  # type: ignore[misc]
         stored = {name: model.get_submodule(name) for name in known.formats}
         for name, child in stored.items():
             put(model, name, child.layer[0])  # blocks are known by their Linear modules
-        convert(model, contract=known.contract)
+        for call in known.calls:
+            convert(model, **call)
         for name, child in stored.items():
             matrix = child.matrix(name, known.formats[name])
-            made = QuantizedLinear(matrix, child.bias, activations=known.activations, contract=known.contract)
+            how = known.others.get(name, {"activations": known.activations, "contract": known.contract})
+            made = QuantizedLinear(matrix, child.bias, **how)
             put(model, name, made.train(model.training))
         return model

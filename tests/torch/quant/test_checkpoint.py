@@ -43,6 +43,33 @@ def test_what_is_saved_is_read(name, dtype, tmp_path):
     assert all(torch.equal(x, state[key]) for key, x in model.state_dict().items())
 
 
+ATTENTION, MLP = {"*.self_attn": "Q8_0"}, {"*.mlp": "Q8_0"}
+CALLS = {
+    "activations": [{"quantize": ATTENTION, "activations": "fp32"}, {"quantize": MLP, "activations": "q8"}],
+    "contracts": [{"quantize": MLP, "contract": "fma/leaf32"}, {"quantize": ATTENTION}],
+    "floats": [{"contract": "fma/leaf32"}, {"quantize": ATTENTION}],
+    "what was left": [{"quantize": ATTENTION, "leave": ["lm_head", "model.layers.0.mlp"]}],
+    "what was left at first": [{"quantize": ATTENTION, "leave": ["lm_head"]}, {}],
+    "parts": [{"quantize": ATTENTION, "parts": ["linear", "attention", "rope"]}],
+}
+
+
+@pytest.mark.parametrize("calls", CALLS.values(), ids=CALLS)
+def test_a_model_is_converted_again_as_it_was(calls, tmp_path):
+    """Layers of other arithmetic, and those that stayed torch's; again where what was read is saved."""
+    model, ids = causal("qwen3", torch.float32, **SIZES), prompts(2, 9)
+    for call in calls:
+        iso.convert(model, **call)
+    said = [str(child) for child in model.modules() if not child._modules]
+    with torch.no_grad():
+        wanted = model(ids).logits
+        for time in range(2):
+            model.save_pretrained(tmp_path / str(time))
+            model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / str(time), dtype="auto")
+            assert [str(child) for child in model.modules() if not child._modules] == said
+            assert same(model(ids).logits, wanted)
+
+
 def test_another_process_reads_it(tmp_path):
     model, ids = causal("qwen3", torch.float32, **SIZES), prompts(2, 9)
     iso.convert(model, quantize="Q8_0")

@@ -133,7 +133,8 @@ def convert(
         raise OptionError("tp", limit="without quantize", value="both", nearest="convert(model, tp=tp)")
     chosen, order = checked(contract, grad_order)
     leave = arguments.strings("leave", leave, "['lm_head']")
-    plan = _look(module, _parts(parts), leave)
+    wanted = _parts(parts)
+    plan = _look(module, wanted, leave)
     _refuse(plan.refused, plan.unlike)
     if strict:
         refuse_open(module, _open(plan))
@@ -160,7 +161,10 @@ def convert(
         if isinstance(child, Merging):
             child.merge()
     watch(module, NAME, before)
-    if quantized and transformers_parts.models(module)[:1] == [""]:
+    said = None if chosen is None else str(chosen)
+    how = {"parts": list(wanted), "contract": said, "grad_order": order, "leave": list(leave)}
+    vars(module).setdefault(quantizing.CALLS, []).append(how)
+    if transformers_parts.models(module)[:1] == [""]:
         quantizing.remember(module, own=bool(plan.attention))
     report = _report(module, plan, quantized)
     warn_open(report, type(module).__name__)

@@ -8,6 +8,7 @@ import torch
 
 from ...base import arguments
 from ...errors import OptionError
+from ..quant.convert import CALLS
 from ..quant.linear import QuantizedLinear
 from .layers import Converted
 from .watch import forget
@@ -47,6 +48,7 @@ def restore(module: Any) -> list[str]:
             nearest="the model from its checkpoint",
         )  # fmt: skip
     attention = forget(module)
+    vars(module).pop(CALLS, None)
     found = []
     for name, child in module.named_modules():
         if isinstance(child, Converted):

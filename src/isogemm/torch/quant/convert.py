@@ -27,6 +27,7 @@ Formats = str | BlockFormat | Mapping[str, str | BlockFormat | None]
 """One format, or patterns of modules' names with theirs; None leaves weights as they are."""
 
 METHOD = "isogemm"  # to transformers, of quantized checkpoints
+CALLS = "_isogemm_calls"  # the attribute of a model that has the arguments of each `convert` of it
 LARGE = 2**28  # weights from which progress is shown
 # Above, a scale may be too large for float16: such a weight is quantized before anything is changed.
 SAFE = 2.0**14
@@ -214,14 +215,23 @@ def _swapped(old: Any, weight: QuantizedMatrix, activations: str | None, contrac
 
 
 def remember(model: Any, *, own: bool) -> None:
-    """Say in the configuration of a transformers model which weights are quantized; in a copy, unless it is its own."""
+    """Say in the configuration of a transformers model which weights are quantized, and how it was converted.
+
+    In a copy, unless the configuration is the model's own. What is said of one product holds for all but the `others`.
+    """
     layers = {name: child for name, child in model.named_modules() if isinstance(child, QuantizedLinear)}
-    first = next(iter(layers.values()))
+    if not layers:
+        return
+    said = {
+        name: {"activations": layer.activations, "contract": None if layer.contract is None else str(layer.contract)}
+        for name, layer in layers.items()
+    }
+    first = next(iter(said.values()))
     if not own:
         model.config = copy.deepcopy(model.config)
     model.config.quantization_config = {
-        "quant_method": METHOD, "formats": {name: layer.format for name, layer in layers.items()},
-        "activations": first.activations, "contract": None if first.contract is None else str(first.contract),
+        "quant_method": METHOD, "formats": {name: layer.format for name, layer in layers.items()}, **first,
+        "others": {name: how for name, how in said.items() if how != first}, "calls": copy.deepcopy(vars(model)[CALLS]),
     }  # fmt: skip
     if model.get_output_embeddings() in layers.values():
         model.config.tie_word_embeddings = False  # it has a copy of its own

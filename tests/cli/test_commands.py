@@ -104,6 +104,24 @@ def test_messages_help(run, shapes: str, monkeypatch, words: list[str], advice: 
 @pytest.mark.parametrize(
     "words",
     [
+        ["audit", "--hf", "model", "--tp", "1,2", "--provider", "mine.py:linear"],
+        ["audit", "--hf", "model", "--tp", "1,2", "--m", "3"],
+        ["audit", "--hf", "model", "--tp", "1,2", "--relation", "rerun"],
+        ["doctor", "case.npz", "--format", "Q4_0"],
+        ["doctor", "case.npz", "--m", "3"],
+        ["doctor", "--selftest", "--torch"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_nothing_would_read_are_refused(run, words):
+    status, _, error = run(*words)
+    assert status == 2
+    assert f"{[word for word in words if word.startswith('--')][-1]}: limit: without" in error
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
         ["audit", "-p", "nonsense"],
         ["audit", "-p", "no_such_module:f"],
         ["audit", "-p", f"{FAKES}:no_such_function"],
@@ -117,6 +135,8 @@ def test_messages_help(run, shapes: str, monkeypatch, words: list[str], advice: 
         ["audit", "--relation", "telepathy"],
         ["audit", "--seed", "-1"],
         ["audit", "--json", "/proc/no/such/folder.json"],
+        ["audit", "--json", "report", "--html", "./report"],
+        ["audit", "--shapes", "x.csv", "--json", "x.csv"],
         ["audit", "--no-such-option"],
         ["audit", "--replay", "gibberish"],
         ["audit", "--replay", "provider=numpy&relation=population&m=2&n=4&k=4&dtype=float32&seed=0"],
@@ -129,6 +149,9 @@ def test_messages_help(run, shapes: str, monkeypatch, words: list[str], advice: 
         ["plan", "8", "8"],
         ["plan", "8", "8", "-8"],
         ["plan", "8", "8", "8", "--trans", "XY"],
+        ["plan", "8", "8", "8", "--tp", "2", "--heads", "4,2"],
+        ["plan", "8", "8", "8", "--tp", "2", "--format", "Q4_0"],
+        ["warm", "products", "--model", "Qwen3-4B"],
         ["plan", "8", "8", "8", "--dtype", "complex64"],
         ["plan", "8", "8", "8", "--heads", "32"],
         ["ops", "Qwen3-4B", "--dtype", "f64"],

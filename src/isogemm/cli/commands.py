@@ -21,6 +21,7 @@ from .examples import examples
 from .info import info_command
 from .ops import ops_command
 from .study import study_command
+from .unused import refuse_unused
 from .warm import warm_command
 
 if TYPE_CHECKING:
@@ -159,13 +160,16 @@ def audit_command(
     if (random or mode or quantize) and not hf:
         named = "--random, --mode, --quantize"
         raise OptionError(named, limit="with --hf", value="alone", nearest="--hf FOLDER")
-    _check_outputs(json, html)
+    _check_outputs(json, html, shapes, weights, inputs)
     if tp:
         if not hf or mode or quantize or html:
             others = "--mode, --quantize and --html"
             raise OptionError(
                 "--tp", limit=f"with --hf, without {others}", value="both", nearest="--hf FOLDER --tp 1,2"
             )
+        unused = {"--provider": provider, "--require": require, "--m": m, "--relation": relation, "--full": full}
+        refuse_unused(f"--tp {','.join(tp)}", unused | {"--model": model, "--shapes": shapes, "--weights": weights,
+                                                         "--match": match, "--inputs": inputs})  # fmt: skip
         options = {"random": random, "dtype": dtype, "device": device, "seed": seed, "tokens": tokens}
         _audit_ranks(hf, _sizes(tp) or [], json, options)
     if hf:
@@ -233,6 +237,9 @@ def plan_command(
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
     if tp:
+        unused = {"--trans": trans.upper() != "NT", "--threads": threads, "--batch": batch > 1, "--groups": groups,
+                  "--format": format, "--heads": heads, "--mask": mask}  # fmt: skip
+        refuse_unused(f"--tp {tp}", unused)
         _print_traffic((m, n, k, tp), SHORT_NAMES.get(dtype, dtype), contract, device, json=json)
         return
     options: dict[str, Any] = {"threads": threads} if threads else {}
@@ -456,8 +463,13 @@ def _sizes(values: Several) -> list[int] | None:
     return [int(text) for text in texts] or None
 
 
-def _check_outputs(json: str, html: str) -> None:
+def _check_outputs(json: str, html: str, *read: str) -> None:
     """Refuse before the work what could not be written after it."""
+    if json and html and Path(json).resolve() == Path(html).resolve():
+        raise OptionError("--json and --html", limit="two files", value=json, nearest=f"--html {json}.html")
+    for path in filter(None, (json, html)):
+        if any(file and Path(file).resolve() == Path(path).resolve() for file in read):
+            raise OptionError("cannot write", limit="another file than what is read", value=path, nearest="report.json")
     for path in filter(None, (json, html)):
         try:
             check_room(path)

@@ -10,6 +10,7 @@ import typer
 
 from ..base.progress import progress_bar
 from ..errors import OptionError
+from .unused import refuse_unused
 
 
 def doctor_command(
@@ -38,6 +39,9 @@ def doctor_command(
         raise OptionError("doctor", limit="one of CASE, --call, --selftest", value=value, nearest="CASE.npz")
     if steps and not case:
         raise OptionError("--steps", limit="with CASE", value="alone", nearest="CASE.npz --steps")
+    if not call:
+        of_call = {"--signature": signature != "a, b", "--format": format, "--m": m, "--n": n, "--k": k}
+        refuse_unused(case or "--selftest", of_call | {"--torch": torch})
     if selftest:
         raise typer.Exit(_selftest(count))
     with progress_bar() as tell:

@@ -14,6 +14,7 @@ import typer
 from ..base.arguments import unknown
 from ..base.progress import progress_bar
 from ..errors import OptionError
+from .unused import refuse_unused
 
 Step = tuple[str, Callable[[], object]]
 # Rows at which other code computes: one, a few, many.
@@ -36,6 +37,7 @@ def warm_command(
     from ..base.jit import compile_seconds
 
     if model:
+        refuse_unused(f"--model {model}", {" ".join(parts or ()): parts})
         _on_gpu(model, m, device)
         return
     wanted = list(parts or PARTS)

@@ -106,6 +106,23 @@ def test_leaves_of_a_gradient_are_counted():
     assert tree.collect() == ["0.weight", "0.bias"]
 
 
+def test_a_tied_weight_has_the_gradient_of_all_its_uses():
+    """Where its first module is torch's, too: another one has the buffer."""
+    x, ids = torch.arange(32.0).reshape(4, 8) / 7, torch.arange(4)
+    model = torch.nn.ModuleList([torch.nn.Embedding(8, 8), iso.Linear(8, 8, bias=False)])
+    model[1].weight = model[0].weight
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(8))
+    (model[0](ids).sum() + model[1](x).sum()).backward()
+    wanted, model[0].weight.grad = model[0].weight.grad, None
+    tree = GradientTree(model, Ranks(order="tree2"))
+    for some in tree.parts(torch.arange(4)):
+        (model[0](ids[some]).sum() + model[1](x[some]).sum()).backward()
+        tree.push()
+    assert tree.collect() == ["0.weight"]
+    torch.testing.assert_close(model[0].weight.grad, wanted)
+
+
 def test_sums_have_the_canonical_nan():
     odd = torch.tensor([[0x7FC0BEEF]], dtype=torch.int32).view(torch.float32)
     total = fixed_sum([odd, odd])

@@ -85,6 +85,12 @@ def test_gradients_and_weights_do_not_see_the_ranks(lines, model, shape):
     assert not [line for line in found if line["differ"]]
 
 
+@pytest.mark.parametrize("shape", ["dp2", "dp4"])
+def test_ranks_have_gradients_of_other_parameters_than_each_other(lines, shape):
+    found = of(lines, f"branches {shape}")
+    assert all((line["of"], line["differ"]) == (4, 0) for line in found)
+
+
 def test_sharded_optimizer_states_leave_the_same_weights(lines):
     assert not [line for line in of(lines, "ZeRO-1") if line["differ"]]
 

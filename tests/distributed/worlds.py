@@ -435,6 +435,40 @@ def training(rank):
     yield from _compared("ZeRO-1", found, want, shapes["tp1"][1])
 
 
+class _Branches(torch.nn.Module):
+    """Parameters of one shape that torch's functions use, each for some rows alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = iso.Linear(8, 8)
+        self.even, self.odd, self.never = (torch.nn.Parameter(torch.ones(8)) for _ in range(3))
+        self.linear.load_state_dict({"weight": random(8, 8, seed=1), "bias": random(8, seed=2)})
+
+    def forward(self, x):
+        return self.linear(x) * (self.even if int(x[0, 0]) % 2 == 0 else self.odd)
+
+
+def _branch_gradients(ranks):
+    model, x = _Branches(), random(ranks.leaves, 8, seed=3)
+    x[:, 0] = torch.arange(ranks.leaves) >= ranks.leaves // 2  # the first ranks have the even rows, the last the odd
+    tree = GradientTree(model, ranks)
+    for leaf in tree.parts(x):
+        model(leaf).sum().backward()
+        tree.push()
+    named = tree.collect()
+    return {name: p.grad for name, p in model.named_parameters() if name in named}
+
+
+def branches(rank):
+    """Ranks that have gradients of other parameters than each other."""
+    want = _branch_gradients(Ranks(None, ORDER))
+    for name, (dp, _) in meshes().items():
+        if name.startswith("dp"):
+            found = _branch_gradients(dp)
+            assert list(found) == list(want)
+            yield from _compared(f"branches {name}", found, want, Ranks(None, ORDER))
+
+
 def _compared(what, found, want, tp):
     """Gradients and weights with this rank's part of what a process alone has, and the first that differs."""
     differ, first = 0, ""
@@ -521,6 +555,7 @@ CHECKS = {
     "layers": [parallel_layers, through_memory],
     "models": [models, loaded, audited, compiled],
     "training": [training, wrapped],
+    "branches": [branches],
     "broken": [broken("dies"), broken("hangs")],
     "benchmark": [benchmarked],
 }

@@ -98,11 +98,22 @@ class GradientTree:
             limit = f"{self.ranks.own_leaves} leaves of this rank"
             raise OptionError("collect", limit=limit, value=self._pushed, nearest="push() behind each leaf's backward")
         sums, self._waiting, self._pushed = self._waiting[0][1], [], 0
-        for name, p in self.model.named_parameters():
-            if name in sums:
-                own, what = sums.pop(name).reshape(-1, 1), f"the gradient of {name}"
-                p.grad = sum_over_ranks(own, None, p.dtype, self.ranks, what).reshape(p.shape)
-        return [name for name, p in self.model.named_parameters() if p.grad is not None]
+        parameters = dict(self.model.named_parameters())
+        for name, there in zip(parameters, self._anywhere(parameters, sums), strict=True):
+            if there:
+                p, what = parameters[name], f"the gradient of {name}"
+                own = sums.pop(name) if name in sums else torch.zeros_like(p, dtype=torch.float32)
+                p.grad = sum_over_ranks(own.reshape(-1, 1), None, p.dtype, self.ranks, what).reshape(p.shape)
+        return [name for name, p in parameters.items() if p.grad is not None]
+
+    def _anywhere(self, parameters: dict[str, Tensor], sums: dict[str, Tensor]) -> list[bool]:
+        """Whether any rank has a gradient of each parameter: all of them meet the same ones."""
+        own = [name in sums for name in parameters]
+        if self.ranks.size == 1 or not own:
+            return own
+        flags = torch.tensor(own, dtype=torch.uint8, device=next(iter(parameters.values())).device)
+        found: list[bool] = self.ranks.stacked(flags, "which gradients there are").any(0).tolist()
+        return found
 
     def _norms(self) -> list[Any]:
         return [child for child in self.model.modules() if isinstance(child, HeadNorm)]
@@ -111,7 +122,8 @@ class GradientTree:
         """The float32 gradients that buffers and ``.grad`` hold, which become zero and None."""
         for child in self._norms():
             child.settle()
-        found = {name: total.clone() for name, _, total in main_grads(self.model)}
+        names = {id(p): name for name, p in self.model.named_parameters()}  # of a tied one the first module's
+        found = {names[id(p)]: total.clone() for _, p, total in main_grads(self.model)}
         for name, p in self.model.named_parameters():
             if name not in found and p.grad is not None:
                 found[name] = p.grad.float()

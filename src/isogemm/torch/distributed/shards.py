@@ -50,7 +50,7 @@ def load_shards(model: Any, folder: str | Path, *, device: Any = "cpu") -> list[
     Raises
     ------
     OptionError
-        A parameter that no file has.
+        A parameter that no file has, or two without an index.
     ShapeError
         One of another shape.
     """
@@ -89,7 +89,13 @@ def _files(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
-            found |= dict.fromkeys(file.keys(), path)
+            for name in file.keys():  # noqa: SIM118  no mapping
+                if name in found:
+                    raise OptionError(
+                        f"files with {name}", limit=f"one, or {INDEX} that says which",
+                        value=f"{found[name].name} and {path.name}", nearest="a folder with one model",
+                    )  # fmt: skip
+                found[name] = path
     return found
 
 

@@ -204,6 +204,15 @@ def test_none_of_these_is_said():
     assert "none of the mistakes" in str(found)
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
+def test_a_result_of_another_formula_is_not_called_unwritten(dtype):
+    """Of few digits an element or two are right by chance; that nothing was written would explain every result."""
+    a, b, wrong = (drawn(*shape, dtype=dtype) for shape in ((11, 37), (37, 13), (11, 13)))
+    wrong[3, 4] = (a.astype(np.float64) @ b.astype(np.float64))[3, 4]
+    found = diagnose(wrong, a, b)
+    assert (found.verdict, found.causes, found.wrong) == ("wrong", (), found.elements - 1)
+
+
 def test_descriptions_that_contradict_themselves_are_refused():
     with pytest.raises(ShapeError, match="inner dimensions"):
         diagnose(A @ B, A, B.T)

@@ -85,7 +85,8 @@ class _Seen:
             unwritten = bool((~self.fine & found.kept).any())
             enough = unwritten or (self.fine & found.known).sum() >= TOLD  # right ones that it had to tell from them
             rare = RARE * unknown if unwritten else 0
-            gain, share = float(enough and self.fine.any() and lucky.sum() <= rare), 0.5
+            right = (self.fine & found.known).any()  # what says nothing of any element would explain all results
+            gain, share = float(enough and right and lucky.sum() <= rare), 0.5
         off = _off(self.observed, found)
         with np.errstate(all="ignore"):
             steps = off * found.bound / (found.noise + TINY)

@@ -80,8 +80,8 @@ def test_folders_that_are_none(folder, tmp_path):
         for path in (index, folder):
             with pytest.raises(error, match=words):
                 load(path)
-    index.write_text('{"weight_map": {"b": "%s", "b": "%s"}}' % NAMES)
-    with pytest.raises(FormatError, match="index: .*'b' is there twice"):
+    index.write_text(f'{{"weight_map": {{"b": "{NAMES[0]}", "b": "{NAMES[1]}"}}}}')
+    with pytest.raises(FormatError, match=r"index: .*'b' is there twice"):
         load(folder)
     index.write_text("[")
     with pytest.raises(FormatError, match="index: limit: JSON"):

@@ -174,7 +174,7 @@ def test_safetensors_that_lie(tmp_path):
         (b"{", 24, "length of the header|header, at byte 8"),
         (b"[]", 24, "header, at byte 8"),
         (b'{"w": %b, "v": %b, "w": %b}' % (text, text, text), 24, "header, at byte 8.*'w' is there twice"),
-        (b'{"w": %b}' % text.replace(b"[0, ", b"[8, 32], \"data_offsets\": [0, "), 32, "'data_offsets' is there twice"),
+        (b'{"w": %b}' % text.replace(b"[0, ", b'[8, 32], "data_offsets": [0, '), 32, "'data_offsets' is there twice"),
         ({"w": {**good, "shape": [2.9, 3]}}, 24, "w: entry of the header.*float"),
         ({"w": {**good, "shape": "23"}}, 24, "w: entry of the header"),
     ):

@@ -125,6 +125,16 @@ def test_other_programs_are_told_of(isogemm, tmp_path, monkeypatch, others, opti
     assert ("Other programs" in (tmp_path / "page" / "index.html").read_text()) == bool(said)
 
 
+def test_what_other_programs_did_before_a_run_was_stopped_is_told_of(isogemm, tmp_path, monkeypatch):
+    """Rows that were there have what was seen beside them, whatever is seen by the process that ends the run."""
+    monkeypatch.setattr("isogemm.study.engine.Others.mean", lambda self: 1.5)
+    isogemm("fake", "--out", str(tmp_path))
+    (tmp_path / "fake.json").unlink()
+    monkeypatch.setattr("isogemm.study.engine.Others.mean", lambda self: 0.0)
+    isogemm("fake", "--out", str(tmp_path))
+    assert json.loads((tmp_path / "fake.json").read_text())["environment"]["others"] == 1.5
+
+
 def test_one_case_is_printed(isogemm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, _ = isogemm("fake", "--case", "k=2")

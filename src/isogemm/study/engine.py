@@ -107,6 +107,7 @@ def run(
     stamp = {"schema": SCHEMA, "study": study.name, "options": asdict(options), "machine": site.identity}
     journal = Journal(folder, stamp, environment()) if folder else None
     rows = dict(journal.rows) if journal else {}
+    kept = frozenset(rows)  # that processes before this one measured
     pace, others = _Pace(limit), Others()
     with untuned() if options.quick else nullcontext():
         for done, case in enumerate(cases):
@@ -116,18 +117,27 @@ def run(
             if not pace.allows(case):
                 left_out[case.key] = LATE
                 continue
-            rows[case.key] = _measured(study, case, site, options)
+            rows[case.key] = _measured(study, case, site, options) | {"others": others.mean()}
             pace.add(case, rows[case.key]["seconds"])
             if journal:
                 journal.add(rows[case.key])
     facts = site.identity | {"ceilings": {name: c.to_dict() for name, c in site.ceilings.items()}}
     measured = [rows[case.key] for case in cases if case.key in rows]
-    stamped = environment() | {"others": others.mean()}
+    before, now = ([row for row in measured if (row["name"] in kept) == there] for there in (True, False))
+    stamped = environment() | {"others": _others(before, now, others.mean())}
     found = StudyRun(study.name, facts, measured, asdict(options), left_out, stamped)
     if folder:
         content = {"study": study.name, "site": found.site, "options": found.options, "left_out": left_out}
         write_json(folder / f"{study.name}.json", found.rows, environment=found.environment, schema=SCHEMA, **content)
     return found
+
+
+def _others(before: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], mean: float | None) -> float | None:
+    """CPUs that other programs kept busy in the mean, while this process measured `rows` and others those `before`."""
+    seen = [(row.get("others"), row) for row in before] + [(mean, row) for row in rows]
+    known = [(x, sum(row["seconds"].values())) for x, row in seen if x is not None]
+    seconds = sum(weight for _, weight in known)
+    return round(sum(x * weight for x, weight in known) / seconds, 2) if seconds else mean
 
 
 _size = attrgetter("nbytes")

@@ -181,6 +181,13 @@ def test_safetensors_that_lie(tmp_path):
         write(header, size)
         with pytest.raises(FormatError, match=words):
             load(path)
+    padded = b'{"w": %b}  ' % text
+    path.write_bytes(struct.pack("<Q", len(padded) - 1) + padded + bytes(24))  # all elements a byte off
+    with pytest.raises(FormatError, match=r"bytes behind the header, from byte \d+: limit: 24,.*got: 25"):
+        load(path)
+    write({"w": good, "v": {**good, "data_offsets": [32, 56]}}, 56)
+    with pytest.raises(FormatError, match=r"bytes behind the header.*limit: 48,.*got: 56"):
+        load(path)
     for raw in (b"", b"GG", struct.pack("<Q", 2**60) + b"{}"):
         path.write_bytes(raw)
         with pytest.raises(FormatError):

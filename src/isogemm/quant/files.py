@@ -108,6 +108,12 @@ def _safetensors(path: Path, data: Array) -> TensorFile:
         entries[name] = _safe_entry(name, told, 8 + length)
         _check_entry(entries[name], data.size)
     _check_all(entries)
+    filled, there = sum(e.nbytes for e in entries.values()), data.size - 8 - length
+    if filled != there:  # as where the header's length is off: all tensors lie some bytes from where they are read
+        raise FormatError(
+            f"{path.name}: bytes behind the header, from byte {8 + length}", limit=f"{filled}, those of its tensors",
+            value=there, nearest="download or write the file again",
+        )  # fmt: skip
     return TensorFile(path, data, entries, metadata)
 
 

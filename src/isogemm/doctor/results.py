@@ -107,7 +107,7 @@ def _diagnosed(case: GemmCall, buffers: list[Array], contract: str | None, pairs
     """Of one call, and what its runs left."""
     at = case.c.positions().reshape(-1)
     moved = max((compare.differing(buffers[0][at], x[at]) for x in buffers[1:]), default=0)
-    found = search(case, buffers[0], pairs=pairs and not moved, tell=tell)
+    found = search(case, buffers[0], pairs=pairs and not moved, moving=moved > 0, tell=tell)
     if found.verdict == "right":
         found = _ordered(found, case, buffers[0], contract)
     return _compared(found, case, buffers, f"{moved} of {at.size} elements differ from run to run") if moved else found
@@ -262,7 +262,7 @@ def _ordered(found: Diagnosis, case: GemmCall, buffer: Array, contract: str | No
 
 def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array], moved: str) -> Diagnosis:
     """What several runs that differ show beside the first."""
-    others = [search(case, x, pairs=False) for x in buffers[1:]]
+    others = [search(case, x, pairs=False, moving=True) for x in buffers[1:]]
     if {found.verdict, *(x.verdict for x in others)} == {"right"}:
         words = f"{moved}, within rounding: sums meet in an order of chance, as atomics do"
         return replace(found, causes=(_by_chance("other-order", words, found.residual),))

@@ -62,9 +62,10 @@ class _Seen:
     at: Places
     observed: Array
     fine: npt.NDArray[np.bool_]
+    moving: bool  # it differs from run to run
 
     def some(self, chosen: Places) -> _Seen:
-        return _Seen(self.case, self.at[chosen], self.observed[chosen], self.fine[chosen])
+        return _Seen(self.case, self.at[chosen], self.observed[chosen], self.fine[chosen], self.moving)
 
     def plausible(self, case: GemmCall) -> bool:
         """Whether `case` may explain half of these wrong elements."""
@@ -85,7 +86,8 @@ class _Seen:
             unwritten = bool((~self.fine & found.kept).any())
             enough = unwritten or (self.fine & found.known).sum() >= TOLD  # right ones that it had to tell from them
             rare = RARE * unknown if unwritten else 0
-            right = (self.fine & found.known).any()  # what says nothing of any element would explain all results
+            # What says nothing of any element would explain all results; those of runs that differ are garbage, though.
+            right = (self.fine & (found.known | self.moving)).any()
             gain, share = float(enough and right and lucky.sum() <= rare), 0.5
         off = _off(self.observed, found)
         with np.errstate(all="ignore"):
@@ -95,8 +97,10 @@ class _Seen:
         return Fit(gain, loss, share, float(off[here].max(initial=0.0)), distance)
 
 
-def search(case: GemmCall, observed: Array, *, pairs: bool = True, tell: Tell | None = None) -> Diagnosis:
-    """The diagnosis of a buffer of C that a call left."""
+def search(
+    case: GemmCall, observed: Array, *, pairs: bool = True, moving: bool = False, tell: Tell | None = None
+) -> Diagnosis:
+    """The diagnosis of a buffer of C that a call left; `moving`: another run of it left other numbers."""
     tell = tell or (lambda done, total, text: None)
     at = case.c.positions().reshape(-1)
     if not at.size:
@@ -109,7 +113,7 @@ def search(case: GemmCall, observed: Array, *, pairs: bool = True, tell: Tell | 
     correct = Diagnosis("right", elements=at.size, residual=residual, limits=_limits(case))
     if fine.all():
         return correct
-    whole = _Seen(case, at, seen, fine)
+    whole = _Seen(case, at, seen, fine, moving)
     found = _explaining(whole, variants_of(case), tell)
     loose = bool((off <= 1).all())
     causes = _causes(found)

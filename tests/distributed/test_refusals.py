@@ -16,6 +16,7 @@ from isogemm.torch.distributed import (  # noqa: E402
     Ranks,
     RowParallel,
     VocabularyEmbedding,
+    load_shards,
     symmetric,
     traffic,
 )
@@ -121,6 +122,18 @@ def test_a_tied_weight_has_the_gradient_of_all_its_uses():
         tree.push()
     assert tree.collect() == ["0.weight"]
     torch.testing.assert_close(model[0].weight.grad, wanted)
+
+
+def test_two_files_with_one_tensor_need_an_index(tmp_path):
+    from safetensors.torch import save_file
+
+    model = torch.nn.Sequential(iso.Linear(8, 8))
+    for name, value in (("model", 0.0), ("other", 1.0)):
+        save_file(
+            {key: torch.full_like(x, value) for key, x in model.state_dict().items()}, tmp_path / f"{name}.safetensors"
+        )
+    with pytest.raises(OptionError, match=r"files with 0\..*model.safetensors and other.safetensors"):
+        load_shards(model, tmp_path)
 
 
 def test_sums_have_the_canonical_nan():

@@ -204,6 +204,15 @@ def test_none_of_these_is_said():
     assert "none of the mistakes" in str(found)
 
 
+@pytest.mark.parametrize("right", [0, 1])
+def test_runs_of_which_each_left_other_garbage_are_called_unwritten(right):
+    """Whether or not an element of one of them is right by chance."""
+    a, b, *runs = (drawn(*shape) for shape in ((128, 384), (384, 256), *[(128, 256)] * 3))
+    runs[0][3, :right] = (a.astype(np.float64) @ b.astype(np.float64))[3, :right]
+    found = diagnose(runs, a, b)
+    assert (found.verdict, found.causes[0].name) == ("wrong", "m-tail")
+
+
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16], ids=str)
 def test_a_result_of_another_formula_is_not_called_unwritten(dtype):
     """Of few digits an element or two are right by chance; that nothing was written would explain every result."""

@@ -183,6 +183,7 @@ class FakeFamily(ProductFamily):
                 self.faults[config](product, value)
             view(at.out, product.out, value.shape, product.dtype_out)[...] = value
 
+        launch.config = config  # type: ignore[attr-defined]
         return launch
 
 

@@ -84,7 +84,6 @@ class HostBench:
     tasks: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     rounds: list[tuple[str, ...]] = field(default_factory=list)
     compared: list[Product] = field(default_factory=list)
-    family_of: dict[str, Any] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def compiled_alone(self) -> Iterator[None]:
@@ -110,13 +109,10 @@ class HostBench:
             self.tasks.pop(0)[1]()
 
     def round(self, product: Product, launches: Sequence[Any], at: Addresses, stream: int, patience: int) -> HostRound:
-        before = [len(f.runs) for f in self.family_of.values()]
         names = []
         for launch in launches:
             launch(at, stream)
-            ran = next(f for f, n in zip(self.family_of.values(), before, strict=True) if len(f.runs) > n)
-            before = [len(f.runs) for f in self.family_of.values()]
-            names.append(ran.runs[-1][0])
+            names.append(launch.config)
         self.rounds.append(tuple(names))
         return HostRound([self.clock(name) for name in names], self)
 
@@ -175,7 +171,6 @@ class Here:
         self.library = Kernels(
             "library", self.bench, offered=kernels.pop("offered", ()), faults=kernels.pop("wrong", {})
         )
-        self.bench.family_of = {"f": self.f, "library": self.library}
         found = Chooser(Admissions(self.machine, Records(folder)), {"f": self.f, "library": self.library})
         found.live = self.live = Live(found, self.bench)
         found._arithmetic = "tensor_core:sm90"

@@ -87,7 +87,7 @@ class _Seen:
             enough = unwritten or (self.fine & found.known).sum() >= TOLD  # right ones that it had to tell from them
             rare = RARE * unknown if unwritten else 0
             # What says nothing of any element would explain all results; those of runs that differ are garbage, though.
-            right = (self.fine & (found.known | self.moving)).any()
+            right = self.moving or (self.fine & found.known).any()
             gain, share = float(enough and right and lucky.sum() <= rare), 0.5
         off = _off(self.observed, found)
         with np.errstate(all="ignore"):

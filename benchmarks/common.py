@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from isogemm.base.progress import Tell, progress_bar
+from isogemm.lab import relative_speed
 
 RESULTS = Path(__file__).parent / "results"
 STYLES = {"MET": "green", "NOT MET": "red", "AMBIGUOUS": "yellow", "NOT MEASURED": "dim"}
@@ -179,6 +180,15 @@ def graph_calls(copies: int, seconds: float, bound: float, most: int) -> int:
 def words_of(error: BaseException) -> str:
     """An error in one line."""
     return f"{type(error).__name__}: {error}".rstrip(": ").split("\n", 1)[0][:300]
+
+
+def least_speed(row: Row, ours: str, peers: Iterable[str]) -> float | None:
+    """Speed relative to the fastest of those peers that a row has, by its samples; None without any, or ours."""
+    times = row["timings"]
+    if ours not in times:
+        return None
+    mine = times[ours]["samples"]
+    return min((relative_speed(mine, times[peer]["samples"]) for peer in peers if peer in times), default=None)
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

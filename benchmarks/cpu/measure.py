@@ -28,7 +28,7 @@ from isogemm.lab import (
     verdict,
 )
 
-from ..common import Bar, Row, repeated, words_of
+from ..common import Bar, Row, least_speed, repeated, words_of
 from .cases import Case
 from .operands import PEERS, Setup, build, compare
 from .processes import ReportedClock, process_candidates
@@ -180,11 +180,8 @@ def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:
 
 
 def against(row: Row, peer: str) -> float | None:
-    """Speed relative to a peer by the medians of a row; ``fastest`` is the faster of those that ran."""
-    names = PEERS if peer == "fastest" else (peer,)
-    times = [row["timings"][name]["median"] for name in names if name in row["timings"]]
-    ours = row["timings"].get("isogemm")
-    return min(times) / ours["median"] if times and ours else None
+    """Speed relative to a peer by the samples of a row; ``fastest`` is the faster of those that ran."""
+    return least_speed(row, "isogemm", PEERS if peer == "fastest" else (peer,))
 
 
 def _row(

@@ -9,7 +9,7 @@ from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Clock, Timing, fastest, interleave, row, verdict
 
-from ..common import Bar, graph_calls, repeated, words_of
+from ..common import Bar, graph_calls, least_speed, repeated, words_of
 from .cases import Case
 from .engine import Engine
 from .kernels import kernel_of
@@ -135,11 +135,9 @@ def limits(case: Case, ceilings: Mapping[str, float]) -> Ceilings:
 
 
 def against(row: Mapping[str, Any], peer: str, ours: str = OURS) -> float | None:
-    """Speed relative to a peer by the medians of a row; ``torch`` is the fastest of torch's ways."""
+    """Speed relative to a peer by the samples of a row; ``torch`` is the fastest of torch's ways."""
     names = fastest_torch(list(row["timings"])) if peer == "torch" else [peer]
-    times = [row["timings"][name]["median"] for name in names if name in row["timings"]]
-    mine = row["timings"].get(ours)
-    return min(times) / mine["median"] if times and mine else None
+    return least_speed(row, ours, names)
 
 
 def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..common import STYLES, bits_text, geometric_mean, seconds_text
+from ..common import STYLES, bits_text, geometric_mean, least_speed, seconds_text
 from .cases import PEER
 from .measure import OURS, SPACED, against
 
@@ -77,7 +77,7 @@ def cells(rows: Sequence[Row]) -> Table:
             continue
         share = f"{ours['roofline']:.0%}" if "roofline" in ours else ""
         judged = [Text(f"{b['bar']}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in row["bars"]]
-        others = "\n".join(_peer(row, name, ours) for name in row["timings"] if name != OURS)
+        others = "\n".join(_peer(row, name) for name in row["timings"] if name != OURS)
         bits = bits_text(row["correctness"]) if (row["correctness"] or {}).get("checked") else ""
         table.add_row(
             row["name"],
@@ -92,10 +92,10 @@ def cells(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _peer(row: Row, name: str, ours: Mapping[str, Any]) -> str:
-    time = row["timings"][name]["median"]
+def _peer(row: Row, name: str) -> str:
+    speed = least_speed(row, OURS, [name])
     spread = next((f" [{v['low']:.2f}–{v['high']:.2f}]" for v in row["verdicts"] if v["peer"] == name), "")
-    return f"{name} {seconds_text(time)}: {time / ours['median']:.2f}{spread}"
+    return f"{name} {seconds_text(row['timings'][name]['median'])}: {speed:.2f}{spread}"
 
 
 def _errors(row: Row) -> str:

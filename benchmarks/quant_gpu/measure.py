@@ -9,7 +9,7 @@ from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, verdict
 
-from ..common import graph_calls, repeated, summarize, words_of
+from ..common import graph_calls, least_speed, repeated, summarize, words_of
 from ..gpu.engine import Engine
 from ..gpu.measure import judge
 from .cases import FP32, GROUPS, OURS, PLAIN, PLAIN_FP32, Q8, Case
@@ -117,11 +117,8 @@ def _limits(ceilings: Mapping[str, float]) -> Ceilings:
 
 
 def ratio(row: Mapping[str, Any], ours: str, peer: str) -> float | None:
-    """Speed relative to a peer by the medians of a row."""
-    times = row["timings"]
-    if ours not in times or peer not in times:
-        return None
-    return float(times[peer]["median"] / times[ours]["median"])
+    """Speed relative to a peer by the samples of a row."""
+    return least_speed(row, ours, [peer])
 
 
 def groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -136,9 +136,20 @@ def test_torch_means_the_fastest_of_its_own_ways():
     assert judge(Bar("torch", 1.0), {"torch.mm": timing("torch.mm", 1.0)}) == "NOT MEASURED"
 
 
+def _timed(seconds):
+    return {name: {"median": each, "samples": [each]} for name, each in seconds.items()}
+
+
+def test_a_clock_that_falls_half_way_through_is_no_difference():
+    """A GPU at its power limit: of the fourth round, torch's sample came before and ours behind."""
+    fast, slow = [85.0] * 3, [95.0] * 3
+    ours, torch = ({"median": 95.0, "samples": [*fast, 95.0, *slow]}, {"median": 85.0, "samples": [*fast, 85.0, *slow]})
+    assert against({"timings": {"isogemm": ours, "torch.mm": torch}}, "torch") == 1.0
+
+
 def test_a_group_is_a_geometric_mean_of_its_own_cells():
     def row(m, ours, torch, suite="llm"):
-        times = {"isogemm": {"median": ours}, "torch.mm": {"median": torch}, PEER: {"median": 4 * ours}}
+        times = _timed({"isogemm": ours, "torch.mm": torch, PEER: 4 * ours})
         return {"suite": suite, "m": m, "timings": times}
 
     rows = [row(1, 1.0, 2.0), row(16, 1.0, 0.5), row(4096, 1.0, 1.0), row(1, 1.0, 99.0, "overhead")]
@@ -378,7 +389,7 @@ def gpu_run(*rows):
 
 def test_the_readme_gets_ratios_bits_and_sources():
     def row(name, suite, m, ours, torch, differing=0):
-        timings = {"isogemm": {"median": ours}, "torch.mm": {"median": torch}, "torch.addmm": {"median": 9.0}}
+        timings = _timed({"isogemm": ours, "torch.mm": torch, "torch.addmm": 9.0})
         bits = {"checked": 500, "differing": differing, "batch_checked": 1000, "batch_differing": 0}
         facts = {"n": 5, "k": 6, "m": m, "suite": suite, "error": None}
         return {"name": name, "timings": timings, "correctness": bits, **facts}
@@ -394,7 +405,7 @@ def test_the_readme_gets_ratios_bits_and_sources():
 
 def test_the_page_has_drawn_products_by_kind():
     def row(n, dtype, ours, torch):
-        timings = {"isogemm": {"median": ours}, "torch.mm": {"median": torch}}
+        timings = _timed({"isogemm": ours, "torch.mm": torch})
         facts = {"suite": "random", "m": 3, "n": n, "k": 64, "dtype": dtype, "error": None}
         return {"name": f"random {n} {dtype} {torch}", "timings": timings, "correctness": None, **facts}
 

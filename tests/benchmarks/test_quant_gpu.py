@@ -193,7 +193,7 @@ def test_drawn_products_are_grouped_by_bits_and_rows():
     assert set(row["timings"]) == {OURS, Q8, PLAIN}
     assert row["error"] is None
     times = {OURS: 2.0, Q8: 1.0, PLAIN: 2.5}
-    row["timings"] = {name: {"median": seconds} for name, seconds in times.items()}
+    row["timings"] = {name: {"median": seconds, "samples": [seconds]} for name, seconds in times.items()}
     found = {group["group"]: group for group in groups([row, measured()])}
     assert found["same, all"]["cells"] == 1
     assert found["same, M <= 16, codes of up to 4 bits"]["mean"] == pytest.approx(1.25)

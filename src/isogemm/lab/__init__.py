@@ -17,7 +17,7 @@ from .rotation import cache_sizes, last_level_cache, rotate
 from .rows import SCHEMA, read_json, row, write_json
 from .stamp import command_line, environment
 from .timing import Candidate, Progress, Timing, interleave
-from .verdicts import Bar, Verdict, Word, fastest, verdict
+from .verdicts import Bar, Verdict, Word, fastest, relative_speed, verdict
 
 __all__ = [
     "SCHEMA",
@@ -48,6 +48,7 @@ __all__ = [
     "limit_threads",
     "measure_ceilings",
     "read_json",
+    "relative_speed",
     "rotate",
     "row",
     "streaming_read",

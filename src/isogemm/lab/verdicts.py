@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,7 +30,7 @@ class Verdict:
     ours, peer : str
         Names of the two.
     ratio : float
-        ``median(peer) / median(ours)`` in seconds per call: above 1, ours is faster.
+        See `relative_speed`: above 1, ours is faster.
     low, high : float
         95 % bootstrap interval of the ratio.
     word : {"FASTER", "SLOWER", "EQUAL", "AMBIGUOUS"}
@@ -60,10 +60,10 @@ class Verdict:
 
 
 def verdict(ours: Timing, peer: Timing, *, margin: float = 0.02, seed: int = 0) -> Verdict:
-    """Compare two timings by a bootstrap of ``median(peer) / median(ours)``.
+    """Compare two timings by a bootstrap of their `relative_speed`.
 
-    Timings with equally many samples came from one `interleave` and are resampled by rounds, in pairs, so that
-    a spell that slowed both cancels; otherwise each is resampled by itself.
+    Timings with equally many samples came from one `interleave` and are resampled by rounds, in pairs; otherwise
+    each is resampled by itself.
 
     FASTER: the interval lies above 1 and the ratio above ``1 + margin``. SLOWER: the interval lies below 1 and
     the ratio below ``1 / (1 + margin)``. EQUAL: the interval lies within the margin. Anything else, and anything
@@ -84,11 +84,21 @@ def verdict(ours: Timing, peer: Timing, *, margin: float = 0.02, seed: int = 0) 
     """
     if not 0 <= margin < float("inf"):
         raise OptionError("margin", limit="zero or a positive number", value=margin, nearest=0.02)
-    ratio = peer.median / ours.median
+    ratio = relative_speed(ours.samples, peer.samples)
     ratios = _bootstrap(np.array(ours.samples), np.array(peer.samples), seed)
     low, high = (float(q) for q in np.percentile(ratios, COVERAGE))
     rounds = min(len(ours.samples), len(peer.samples))
     return Verdict(ours.name, peer.name, ratio, low, high, _word(ratio, low, high, margin, rounds), rounds)
+
+
+def relative_speed(ours: Sequence[float], peer: Sequence[float]) -> float:
+    """How many times as fast ours is: the median over rounds of the peer's time over ours.
+
+    Sample r of two timings that came from one `interleave` are neighbours in time, so a spell that slowed both, or a
+    clock that falls half way through (a GPU at its power limit), cancels. Of samples that are no pairs it is the ratio
+    of medians.
+    """
+    return float(_ratio(np.array(ours), np.array(peer)))
 
 
 def fastest(timings: Mapping[str, Timing], *names: str) -> Timing:
@@ -109,8 +119,14 @@ def _bootstrap(ours: NDArray[np.float64], peer: NDArray[np.float64], seed: int) 
     rng = np.random.default_rng(seed)
     picks = rng.integers(0, len(ours), (RESAMPLES, len(ours)))
     others = picks if len(ours) == len(peer) else rng.integers(0, len(peer), (RESAMPLES, len(peer)))
-    result: NDArray[np.float64] = np.median(peer[others], axis=1) / np.median(ours[picks], axis=1)
-    return result
+    return _ratio(ours[picks], peer[others])
+
+
+def _ratio(ours: NDArray[np.float64], peer: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Over the last axis."""
+    if ours.shape == peer.shape:
+        return np.asarray(np.median(peer / ours, axis=-1))
+    return np.asarray(np.median(peer, axis=-1) / np.median(ours, axis=-1))
 
 
 def _word(ratio: float, low: float, high: float, margin: float, rounds: int) -> Word:

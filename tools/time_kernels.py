@@ -1,6 +1,7 @@
 """Time kernels that could serve drawn products, on this GPU: what the model of their time is fitted to and tried on.
 
     python -m tools.time_kernels --seed 3 --count 200 --out timings.jsonl
+    python -m tools.time_kernels --seed 4 --most-rows 512 --types bfloat16,float16 --multiples 8 --out few.jsonl
     python -m tools.time_kernels --regret timings.jsonl        # of a file, without timing anything
 
 The first line is the machine's stamp; then a line for each product: microseconds by family and configuration, of those
@@ -42,17 +43,24 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--most-rows", type=int, default=8192, help="products with more are left out")
+    parser.add_argument("--types", default="bfloat16,float16,float32", help="of operands; others are left out")
+    parser.add_argument("--multiples", type=int, default=1, help="of which N and K have to be")
     parser.add_argument("--seconds", type=float, default=500.0, help="after which no further product is begun")
     parser.add_argument("--out", type=Path, default=Path("timings.jsonl"))
     parser.add_argument("--regret", type=Path, help="a file to read instead of timing anything")
     given = parser.parse_args(words)
     if given.regret is None:
-        measure(given.seed, given.count, given.seconds, given.out)
+        drawn = [replace(x, bias=False) for x in cases([RANDOM], seed=given.seed, count=given.count)]
+        types = given.types.split(",")
+        drawn = [x for x in drawn if x.m <= given.most_rows and x.dtype in types and x.work.flops < MOST_FLOPS]
+        drawn = [x for x in drawn if x.n % given.multiples == x.k % given.multiples == 0]
+        measure(drawn, given.seed, given.seconds, given.out)
     print(regret([json.loads(line) for line in (given.regret or given.out).read_text().splitlines()[1:]]))
     return 0
 
 
-def measure(seed: int, count: int, seconds: float, out: Path) -> None:
+def measure(drawn: Sequence[Case], seed: int, seconds: float, out: Path) -> None:
     """Compile side by side, then time product by product."""
     from isogemm.backends import open_device
     from isogemm.lab import environment
@@ -61,7 +69,6 @@ def measure(seed: int, count: int, seconds: float, out: Path) -> None:
 
     end = time.monotonic() + seconds
     here, bench = open_device(DeviceId("cuda", 0)).chooser, GpuBench(0)
-    drawn = [replace(x, bias=False) for x in cases([RANDOM], seed=seed, count=count) if x.work.flops < MOST_FLOPS]
     source = random.Random(seed)
     offers = [list(dict.fromkeys(_offered(posed(x), source))) for x in drawn]
     jobs: dict[Use, list[Product]] = {}
@@ -150,7 +157,7 @@ def _row(x: Case, uses: Sequence[Use], bench: Any) -> dict[str, Any]:
         us = family.microseconds(product, config, 0)
         if us is not None and math.isfinite(us):
             expected[f"{name} {config}"] = round(us, 3)
-    times = bench.seconds(product, launches, rough=True)
+    times = bench.seconds(product, launches, rough=False)
     ours = next((f"{n} {c}" for n, c in uses if f"{n} {c}" in times and not FAMILIES.found[n].library), None)
     differing = {
         use: bench.differing(product, launches[use], launches[ours])

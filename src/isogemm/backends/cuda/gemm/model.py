@@ -22,6 +22,7 @@ CYCLES = 1900.0  # of a microsecond: an H200 under load
 POWER = 2.87
 L2 = 4520.0 / 132  # bytes a cycle, for each multiprocessor
 MEMORY = 3820.0 / 4917  # bytes a cycle, for each GB/s that the bus could carry
+BEGUN = 1.2  # microseconds of a kernel that no walk goes on in
 LAUNCH, COPIED = 2.0, 700.0  # of a copy: microseconds; bytes a microsecond for each GB/s of the bus
 JOINED = 1.5  # microseconds of a kernel that meets sums
 
@@ -56,7 +57,7 @@ def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:
     cached = cut.tiles * cut.lines * steps * 128 / (L2 * gpu.multiprocessors)
     a, b = ITEMSIZE[p.dtype_a] * p.m * p.k, ITEMSIZE[p.dtype_b] * p.n * p.k
     moved = p.batch * (a + b + ITEMSIZE[p.dtype_out] * p.m * p.n) / (MEMORY * gpu.memory)
-    return together(walks, cached, moved) / CYCLES
+    return BEGUN + together(walks, cached, moved) / CYCLES
 
 
 def together(*cycles: float) -> float:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Task = Callable[[], None]
 
 READY = 2.0  # times the best by the models: a kernel that is ready serves meanwhile
-NEAR, FEW, BUILT = 1.35, 5, 3  # times the best; kernels of ours that are timed at most, and that are built for it
+NEAR, FEW, BUILT = 1.35, 8, 5  # times the best; near kernels of ours that are timed at most, and that are built for it
 ALGORITHMS = 4  # of a library
 ROUNDS, TRIES = 5, 12  # times that each is timed, and how often that is begun
 BEHIND = 1.3  # times the fastest: not timed again
@@ -167,6 +167,16 @@ class Live:
                 hints += [Hint(use, "a model of its time, and it is ready", expected_us=us)] if us is not None else []
         return sorted(hints, key=lambda hint: hint.expected_us or 0.0)
 
+    def _likely(self, product: Product) -> tuple[list[Hint], list[Hint]]:
+        """What the models put near the best; and the best of each family that is not among them, as models of other
+        families are further off than one is in itself."""
+        hints = self._modelled(product)
+        least = min((hint.expected_us or 0.0 for hint in hints), default=0.0)
+        near = [hint for hint in hints if (hint.expected_us or 0.0) <= NEAR * least]
+        known = {hint.use.family for hint in near}
+        others = {h.use.family: h for h in reversed(hints) if (h.expected_us or 0.0) <= READY * least}
+        return near, [hint for name, hint in others.items() if name not in known]
+
     def _bound(self, hint: Hint, product: Product) -> Choice[Launch] | None:
         """The kernel, where it may serve and nothing has to be compiled or tried for it."""
         family = self.chooser.families.get(hint.use.family)
@@ -184,6 +194,9 @@ class Live:
             return None
         self._note_ready(product, hint.use)
         return Choice(*hint.use, launch, hint.reason, hint.expected_us)
+
+    def _all_bound(self, hints: Sequence[Hint], product: Product) -> list[Choice[Launch]]:
+        return [choice for hint in hints if (choice := self._bound(hint, product))]
 
     def _note_ready(self, product: Product, use: Use) -> None:
         if not self.chooser.families[use.family].library:
@@ -273,8 +286,8 @@ class Live:
         timed = {hint.use for hint in self._timed(product)}
         own = [use for use in timed if self._is_own(use)]
         if not timed:
-            hints = self._modelled(product)[:BUILT]
-            own = [h.use for h in hints if (h.expected_us or 0.0) <= NEAR * (hints[0].expected_us or 0.0)]
+            near, others = self._likely(product)
+            own = [hint.use for hint in (*near[:BUILT], *others)]
         tasks: list[Task] = [partial(self._make, use, product) for use in own]
         if not timed and is_packed(product):
             names = [name for name, family in self.chooser.families.items() if family.library]
@@ -379,12 +392,11 @@ class Live:
 
     def _lead(self, watch: Pending, relay: Relay, product: Product) -> bool:
         """Take this product to time; False where there is nothing to choose from, or no budget for it."""
-        hints, found = self._modelled(product), self.found(watch.kind)
-        near = (h for h in hints if (h.expected_us or 0.0) <= NEAR * (hints[0].expected_us or 0.0))
-        own = [choice for hint in near if (choice := self._bound(hint, product))][:FEW]
-        libraries = [Hint(use, "", expected_us=hints[0].expected_us) for use in found.admitted]
-        others = [choice for hint in libraries if (choice := self._bound(hint, product))]
-        bound = [x for pair in zip_longest(own, others) for x in pair if x is not None]
+        (near, others), found = self._likely(product), self.found(watch.kind)
+        libraries = [Hint(use, "", expected_us=near[0].expected_us) for use in found.admitted]
+        own = [*self._all_bound(near, product)[:FEW], *self._all_bound(others, product)]
+        served = self._all_bound(libraries, product)
+        bound = [x for pair in zip_longest(own, served) for x in pair if x is not None]
         while bound and sum(x.expected_us or 0.0 for x in bound) > 1e3 * watch.budget:
             bound.pop()
         watch.leader = relay

@@ -65,23 +65,31 @@ DEVICE float traded(float x, u32 from) {
 #endif
 }
 
+// What a lane holds of a block's bias: that of its two rows, or of columns, side by side in a warp, which its lanes trade:
+// loaded where it is added, it took the registers that two blocks of accumulators leave, and their walk spilled. A walk
+// that leaves registers asks for it beforehand: 2 to 9 % of products of few microseconds (H200).
+struct Bias { float v[BIAS_KIND < 0 || BIAS_ROWS ? 2 : (BN + 31) / 32]; };
+DEVICE Bias bias_of(const Epilogue& e, int row0, int col0, u32 thread) {
+  const int lane = thread & 31, row = row0 + 16 * ((thread >> 5) & 3) + (lane >> 2);
+  Bias b;
+#pragma unroll
+  for (int i = 0; i < sizeof(b) / 4; ++i)
+    b.v[i] = load_bias(e, BIAS_ROWS ? min(row + 8 * i, e.rows - 1) : min(col0 + 32 * i + lane, e.cols - 1));
+  return b;
+}
+
 // `finish` on all of a thread's values. Those outside of the output take what its last row and column read: loads that no
-// branch guards are issued together (behind one each, a bias took 25 us of a product's 60 on an H200). The lanes of a warp
-// load the bias of a row's columns side by side and trade it: loaded where it is added, it took the registers that two
-// blocks of accumulators leave, and their walk spilled.
-DEVICE void finish_block(const Epilogue& e, float (&v)[BN / 2], int row, int col, int item, u32 lane) {
+// branch guards are issued together (behind one each, a bias took 25 us of a product's 60 on an H200).
+DEVICE void finish_block(const Epilogue& e, float (&v)[BN / 2], const Bias& bias, int row, int col, int item, u32 lane) {
   const int r[2] = {min(row, e.rows - 1), min(row + 8, e.rows - 1)};
   int pair = col + 2 * (lane & 3);
-  float bias[BIAS_ROWS ? 2 : (BN + 31) / 32];
-#pragma unroll
-  for (int i = 0; i < sizeof(bias) / 4; ++i) bias[i] = load_bias(e, BIAS_ROWS ? r[i] : min(col + 32 * i + (int)lane, e.cols - 1));
 #pragma unroll
   for (int j = 0; j < BN / 4; ++j) {
     const int from = 8 * (j >> 1) + (j & 1), c = min(pair + from, e.cols - 1), i = 4 * (j >> 1) + (j & 1);
-    const float of_col = BIAS_ROWS ? 0.0f : traded(bias[from / 32 % (sizeof(bias) / 4)], from % 32 + 2 * (lane & 3));
+    const float of_col = BIAS_ROWS ? 0.0f : traded(bias.v[from / 32 % (sizeof(bias) / 4)], from % 32 + 2 * (lane & 3));
 #pragma unroll
     for (int h = 0; h < 2; ++h)
-      v[i + 2 * h] = finish(e, v[i + 2 * h], load_addend(e, r[h], c, item), BIAS_ROWS ? bias[h] : of_col);
+      v[i + 2 * h] = finish(e, v[i + 2 * h], load_addend(e, r[h], c, item), BIAS_ROWS ? bias.v[h] : of_col);
     if (j % 4 == 3) asm volatile("" : "+r"(pair)::"memory");  // no more at once than registers are left for
   }
 }
@@ -204,11 +212,11 @@ DEVICE void store_float_columns(const Epilogue& e, u8* out, float (&v)[BN / 2], 
 }
 
 // Write a block of 64 rows and BN columns whose first element is (row0, col0).
-DEVICE void store_block(const Epilogue& e, float (&v)[BN / 2], int row0, int col0, int item, u32 thread) {
+DEVICE void store_block(const Epilogue& e, float (&v)[BN / 2], const Bias& bias, int row0, int col0, int item, u32 thread) {
   const u32 lane = thread & 31, warp = (thread >> 5) & 3;
   const int row = row0 + 16 * warp + (lane >> 2), pair = col0 + 2 * (lane & 3);
 #if EPILOGUE
-  finish_block(e, v, row, col0, item, lane);
+  finish_block(e, v, bias, row, col0, item, lane);
 #endif
   u8* out = e.out + OUT_BYTES * (item * e.out_batch);
   if (OUT == 0) {
@@ -218,4 +226,7 @@ DEVICE void store_block(const Epilogue& e, float (&v)[BN / 2], int row0, int col
     if (COLUMNS) store_half_columns(e, out, v, row, col0, lane);
     else store_half_rows(e, out, v, row, col0, lane);
   }
+}
+DEVICE void store_block(const Epilogue& e, float (&v)[BN / 2], int row0, int col0, int item, u32 thread) {
+  store_block(e, v, bias_of(e, row0, col0, thread), row0, col0, item, thread);
 }

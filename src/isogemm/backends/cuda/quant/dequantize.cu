@@ -34,6 +34,7 @@ extern "C" __global__ void __launch_bounds__(256) quant_dequantize(const u8* w, 
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
   const int steps = (k + 63) / 64, tiles = (rows + 15) / 16;
   wait_for_predecessor();
+  release_successor();  // it waits for this kernel's end before it reads what is written here
   for (i64 i = (i64)blockIdx.x * 8 + warp; i < (i64)tiles * steps; i += (i64)gridDim.x * 8) {
     const int tile = i / steps, step = i % steps;
     float v[2][8][2];
@@ -59,5 +60,4 @@ extern "C" __global__ void __launch_bounds__(256) quant_dequantize(const u8* w, 
       }
     }
   }
-  release_successor();
 }

@@ -23,6 +23,7 @@ constexpr int Y_BYTES = (Y_MN ? (BN + 63) / 64 * 64 : BN) * 128;
 constexpr int STAGE_BYTES = KS * (X_BYTES + Y_BYTES);
 constexpr int CLUSTER = CM * CN;
 constexpr int NACC = BN / 2;
+constexpr bool EARLY = MW * NACC <= 96 && !LEAF;
 constexpr int LAST = 4 * KS - 1, ASIDE = WARPGROUPS == 1 ? LAST / 2 : LAST;  // instructions of a stage: see `multiply`
 constexpr u64 POLICY[3] = {0, 0x12F0000000000000, 0x14F0000000000000};                 // none, evict first, evict last
 
@@ -228,6 +229,11 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
       const Tile tile = grid[t];
       const int row = tile.row + 64 * block;
       if (BM < 64) e.rows = min(rows, tile.row + BM);
+      Bias held[MW];  // where the walk leaves registers, the bias comes while it goes on
+      if constexpr (EARLY) {
+#pragma unroll
+        for (int m = 0; m < MW; ++m) held[m] = bias_of(e, row + 64 * m, tile.col, threadIdx.x);
+      }
 #if LEAF || ACCUMULATE
       const int thread_row = row + 16 * (warp & 3) + (lane >> 2), thread_col = tile.col + 2 * (lane & 3);
 #endif
@@ -311,7 +317,10 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
       for (int m = 0; m < MW; ++m) store_block(e, sum[m], row + 64 * m, tile.col, tile.item, threadIdx.x);
 #else
 #pragma unroll
-      for (int m = 0; m < MW; ++m) store_block(e, acc[m], row + 64 * m, tile.col, tile.item, threadIdx.x);
+      for (int m = 0; m < MW; ++m) {
+        if constexpr (!EARLY) held[m] = bias_of(e, row + 64 * m, tile.col, threadIdx.x);
+        store_block(e, acc[m], held[m], row + 64 * m, tile.col, tile.item, threadIdx.x);
+      }
 #endif
     }
   }

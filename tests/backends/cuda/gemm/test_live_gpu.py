@@ -96,6 +96,33 @@ def test_a_capture_is_not_disturbed_by_what_is_done_meanwhile(live) -> None:
         same(out, y)
 
 
+def test_no_stream_of_torch_s_is_taken_for_trials(live) -> None:
+    """They are 32, handed out in turn: a caller may be capturing on any, and a trial there would go into the graph."""
+    graphs, taken = [], []
+
+    def meanwhile() -> None:
+        with live.bench.aside():
+            taken.append(torch.cuda.current_stream().cuda_stream)
+            assert torch.ones(8, device="cuda").sum().item() == 8
+
+    for stream in [torch.cuda.Stream() for _ in range(32)]:
+        x, graph = torch.zeros(8, device="cuda"), torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            x += 1
+            thread = threading.Thread(target=meanwhile)
+            thread.start()
+            thread.join()
+            graph.capture_end()
+        graphs.append((x, graph))
+    for x, graph in graphs:
+        graph.replay()
+        torch.cuda.synchronize()
+        assert x.tolist() == [1.0] * 8
+    assert len(taken) == 32
+    assert len(set(taken)) == 1  # threads that end leave it to the next
+
+
 def test_threads_and_streams_may_call_meanwhile(live) -> None:
     x, w = draw((96, 2048), "bfloat16", 5), draw((2560, 2048), "bfloat16", 6)
     y = isogemm.linear(x, w)

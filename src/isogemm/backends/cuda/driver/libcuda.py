@@ -30,6 +30,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cuCtxPushCurrent_v2": (c_void_p,),
     "cuCtxPopCurrent_v2": (_Pointer,),
     "cuThreadExchangeStreamCaptureMode": (_Int,),
+    "cuStreamCreate": (_Pointer, c_uint),
     "cuModuleLoadData": (_Pointer, c_void_p),
     "cuModuleGetFunction": (_Pointer, c_void_p, c_char_p),
     "cuFuncLoad": (c_void_p,),
@@ -41,6 +42,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 CAPTURE_RELAXED = 2
+NON_BLOCKING = 1
 INVALID_CONTEXT = 201  # a CUresult
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,7 +21,7 @@ from ....base.dtypes import ITEMSIZE
 from ....problem.product import Addresses, Launch, Product, Strides
 from ..driver import facts
 from ..driver.kernel import Bound
-from ..driver.libcuda import context, relaxed
+from ..driver.libcuda import NON_BLOCKING, context, driver, relaxed
 from ..driver.nvrtc import function_of
 from ..driver.waiting import compiled_alone
 from .cublaslt import compare
@@ -37,7 +36,7 @@ class CudaLive:
     """One GPU; see `isogemm.planner.relay.LiveBench`."""
 
     def __init__(self, device: int) -> None:
-        self.device, self._streams = device, threading.local()
+        self.device, self._spare = device, list[Any]()
         self.compiled_alone = compiled_alone
 
     def submit(self, task: Callable[[], None], rank: int) -> None:
@@ -46,15 +45,25 @@ class CudaLive:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """A stream of this thread's, which waits for no other."""
+        """A stream that nobody else has and that waits for no other.
+
+        None of torch's: they are 32, handed out in turn, and what is done here would go into the graph of whoever captures
+        on the same one.
+        """
         import torch
 
         with torch.cuda.device(self.device), context(self.device), relaxed():
-            if not hasattr(self._streams, "own"):
-                self._streams.own = torch.cuda.Stream(self.device)
             self._kernels  # noqa: B018  # compiled here, not by a call
-            with torch.cuda.stream(self._streams.own):
-                yield
+            try:
+                stream = self._spare.pop()
+            except IndexError:
+                made = driver().handle("cuStreamCreate", NON_BLOCKING, doing="making a stream for trials")
+                stream = torch.cuda.ExternalStream(made, device=self.device)
+            try:
+                with torch.cuda.stream(stream):
+                    yield
+            finally:
+                self._spare.append(stream)
 
     def busy(self) -> bool:
         """Whether threads of ours compare, or compile and try for a product; what they do for others goes on."""

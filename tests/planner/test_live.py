@@ -180,12 +180,13 @@ class Here:
         """One call: the configuration whose result it is; what was timed behind it left the bits alone."""
         a, b = operands(product)
         out = out_of(product)
-        first = {id(f): len(f.runs) for f in (self.f, self.library)}
+        families = self.chooser.families.values()
+        first = {f.name: len(f.runs) for f in families}
         at = Addresses(a.ctypes.data, b.ctypes.data, out.ctypes.data)
         relay.now(at, 0)
         want = compute(product, at)[0]
         assert (out.view(np.uint16) == want.view(np.uint16)).all()
-        return next(f.runs[first[id(f)]][0] for f in (self.f, self.library) if len(f.runs) > first[id(f)])
+        return next(f.runs[first[f.name]][0] for f in families if len(f.runs) > first[f.name])
 
     def settle(self, relay: Relay, product: Product = P, calls: int = 12) -> str:
         """Calls until nothing is timed any more; what serves then."""
@@ -238,6 +239,17 @@ def test_what_is_ready_serves_while_the_better_is_compiled() -> None:
     assert here.call(relay, other) == "second"
     assert ("f", "best") not in here.bench.compiled
     assert here.settle(relay, other) == "best"
+
+
+def test_the_best_of_each_family_is_timed_though_its_model_is_further_off() -> None:
+    expects = {"other": 18.0, "worse": 19.0}
+    for factor, found in ((1.0, "other"), (1.2, "best")):  # 1.8 and 2.2 times the best's
+        here = Here(clock={"best": 12.0, "other": 7.0}.__getitem__, own=("best",))
+        here.chooser.families["g"] = Kernels(  # type: ignore[index]
+            "g", here.bench, offered=("other", "worse"), expects=lambda p, c, factor=factor: factor * expects[c]
+        )
+        assert here.settle(here.chooser.serve(P)) == found
+        assert ("g", "worse") not in here.bench.compiled
 
 
 def test_what_is_far_from_the_best_is_not_waited_with() -> None:

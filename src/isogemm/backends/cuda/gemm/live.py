@@ -47,8 +47,8 @@ class CudaLive:
     def aside(self) -> Iterator[None]:
         """A stream that nobody else has and that waits for no other.
 
-        None of torch's: they are 32, handed out in turn, and what is done here would go into the graph of whoever captures
-        on the same one.
+        None of torch's: they are 32, handed out in turn, and what is done here would go into the graph of whoever
+        captures on the same one.
         """
         import torch
 

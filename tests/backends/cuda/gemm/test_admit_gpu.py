@@ -89,7 +89,8 @@ FAULTS = [
 def test_a_broken_kernel_of_attention_is_not_used(fresh, damage, fault):
     q, k, v = operands()
     want = run(q, k, v)
-    assert states(fresh) == {"attention hopper": "admitted"}
+    tried = {name: state for name, state in states(fresh).items() if name.startswith("attention")}
+    assert tried == {"attention hopper": "admitted"}  # products of tests before may be tried meanwhile
     seen.forget()
     damage(*fault)
     got = run(q, k, v)
@@ -128,7 +129,7 @@ def test_leaves_that_meet_in_another_order_are_not_used(fresh, damage, monkeypat
     from isogemm.backends.cuda.gemm.choose import forget
 
     monkeypatch.setattr("isogemm.planner.products.get_tuning", lambda: False)  # the first choice serves, no other
-    x, w = draw((64, 4112), "bfloat16", 1), draw((256, 4112), "bfloat16", 2)
+    x, w = draw((64, 16400), "bfloat16", 1), draw((256, 16400), "bfloat16", 2)
     forget()
     want = isogemm.linear(x, w, contract="tensor_core:sm90/tree8")
     assert "leaves" in {known.name for known in fresh.known() if known.admission.state == "admitted"}

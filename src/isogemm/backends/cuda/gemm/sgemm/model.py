@@ -1,6 +1,6 @@
 """What the float32 kernels are expected to take: rounds of blocks, of which a multiprocessor holds several.
 
-Fitted to timings of 120 products on an H200, 72 of them drawn, the others chosen as slow: docs/design/0011-cost-model.md.
+Fitted to timings of 120 products on an H200, 72 drawn, the others chosen as slow: docs/design/0011-cost-model.md.
 """
 
 from __future__ import annotations

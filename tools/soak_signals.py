@@ -36,7 +36,7 @@ import isogemm
 from isogemm.backends.cpu import pool as pools
 from isogemm.backends.cpu.rows import run as rows
 
-BURST = 60.0  # seconds of a child process
+BURST, AGAIN = 60.0, 2.0  # seconds of a child process, and of another where too few exceptions were raised
 THREADS = 4
 POISON = 0xA5
 HELD = 2**27  # bytes of ended calls' results that are watched at a time
@@ -355,6 +355,7 @@ def burst(seconds: float, seed: int, step: int) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--least", type=int, default=0, help="exceptions to raise, however long that takes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sweep", type=int, default=0, metavar="STEP", help="first raise at every STEP-th event")
     parser.add_argument("--burst", action="store_true", help=argparse.SUPPRESS)
@@ -369,8 +370,8 @@ def _soak(options: argparse.Namespace) -> int:
     totals = {name: Counter() for name in ("calls", "raised", "where")}
     wrong: list[str] = []
     left, seed = options.seconds, options.seed
-    while left > 0 and not wrong:
-        seconds = min(left, BURST)
+    while not wrong and (left > 0 or sum(totals["raised"].values()) < options.least):
+        seconds = min(left, BURST) if left > 0 else AGAIN
         command = [sys.executable, "-X", "faulthandler", __file__, "--burst", "--seconds", str(seconds)]
         command += ["--seed", str(seed), "--sweep", str(options.sweep if seed == options.seed else 0)]
         env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "4096"}

@@ -75,18 +75,19 @@ def test_a_child_has_none_of_its_parents_work(tmp_path: Path):
 import os, threading, time
 from isogemm.base import background
 background._most = lambda: 1
-go = threading.Event()
+go, seen = threading.Event(), threading.Event()
 background.submit(go.wait)
 background.submit(lambda: open({str(tmp_path / "seen")!r}, "a").write(f"{{os.getpid()}}\\n"))
+background.submit(seen.set)
 child = os.fork()
 if not child:
     done = threading.Event()
     background.submit(done.set)
-    os._exit(0 if done.wait(10) and len(background._crew.waiting) == 0 else 1)
+    os._exit(0 if done.wait(100) and len(background._crew.waiting) == 0 else 1)
 _, status = os.waitpid(child, 0)
 go.set()
-time.sleep(0.2)
+assert seen.wait(100)
 raise SystemExit(os.waitstatus_to_exitcode(status))
 """
-    python("-W", "ignore", "-c", code, timeout=60)
+    python("-W", "ignore", "-c", code)
     assert len((tmp_path / "seen").read_text().splitlines()) == 1

@@ -50,7 +50,7 @@ def module(tmp_path: Path) -> Path:
 
 def run(script: Path, **env: str) -> tuple[list[str], str]:
     done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, env=os.environ | env
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=300, env=os.environ | env
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split("\n"), done.stderr
@@ -149,7 +149,7 @@ def test_without_any_cache_kernels_work_and_it_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder can be made here")
     text = COMPILE.format(announce="")
     env = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "file")}
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, env=env)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=300, env=env)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout.split()[1]) > 0
     assert "isogemm: kernels are not cached, every process compiles them anew" in done.stderr

@@ -20,7 +20,7 @@ from isogemm.errors import FormatError, IsogemmError, ShapeError
 from isogemm.quant import FORMATS, QuantizedMatrix, load
 
 KINDS = gguf.GGMLQuantizationType
-fuzzed = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+fuzzed = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 sizes = st.one_of(st.integers(0, 600), st.sampled_from([2**31, 2**32, 2**40, 2**62, 2**63, 2**64 - 1]))
 names = st.text(st.characters(codec="utf-8"), max_size=20)
 

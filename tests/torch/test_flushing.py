@@ -91,7 +91,7 @@ def test_subnormals_survive_in_every_thread() -> None:
     if not torch.set_flush_denormal(True):
         pytest.skip("this processor does not flush")
     torch.set_flush_denormal(False)
-    said = python("-W", "error", "-c", SCRIPT, timeout=120)
+    said = python("-W", "error", "-c", SCRIPT)
     assert "True" in said
     assert "False" not in said, said
 

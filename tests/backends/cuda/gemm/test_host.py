@@ -18,7 +18,7 @@ from isogemm.operands.device_array import DeviceArray, DeviceId
 
 pytestmark = pytest.mark.usefixtures("pretended")
 CHAINS = {F32: "fma/chain", BF16: "tensor_core:sm90/chain", F16: "tensor_core:sm90/chain"}
-relaxed = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+relaxed = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 def test_a_device_array_is_never_read():

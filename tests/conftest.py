@@ -15,8 +15,8 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Examples have no time limit: a first call compiles, and other programs run beside the tests. They are the same in every
-# run, here and in CI; `HYPOTHESIS_PROFILE=drawn` draws others.
+# Examples have no time limit: a first call compiles, and other programs run beside the tests. They are the same in
+# every run, here and in CI; `HYPOTHESIS_PROFILE=drawn` draws others.
 settings.register_profile("drawn", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("fixed", settings.get_profile("drawn"), derandomize=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))

@@ -493,7 +493,7 @@ def test_an_unknown_name_is_an_attribute_error():
         isogemm.gemmm  # noqa: B018
 
 
-@pytest.mark.parametrize(("op", "nearest"), [(True, "'T'"), (False, "'N'"), ("n ", "'N'")])
+@pytest.mark.parametrize(("op", "nearest"), [(True, "'T'"), (False, "'N'"), ("n ", "'N'"), (np.ones(2), "'N'")])
 def test_an_operation_that_is_no_letter_is_told_the_one_that_was_meant(op, nearest):
     x = np.ones((3, 3), np.float32)
     with pytest.raises(isogemm.errors.OptionError, match=rf"trans_b.*nearest legal choice: {nearest}$"):

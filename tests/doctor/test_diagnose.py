@@ -229,6 +229,10 @@ def test_descriptions_that_contradict_themselves_are_refused():
         diagnose((A @ B)[:5], A, B)
     with pytest.raises(OptionError, match="trans_a"):
         diagnose(A @ B, A, B, trans_a="Q")
+    with pytest.raises(DTypeError, match="without a mask"):
+        diagnose(np.ma.masked_array(A @ B, A @ B > 0), A, B)
+    with pytest.raises(DTypeError, match="without a mask"):
+        diagnose(A @ B, A, np.ma.masked_array(B, B > 0))
     with pytest.raises(LayoutError, match="lda"):
         diagnose(A, A, B, m=37, n=41, k=53, lda=3)
     with pytest.raises(LayoutError, match="elements of b"):

@@ -122,6 +122,7 @@ def test_what_is_cast_keeps_subnormals():
         ([[1.0], [2.0, 3.0]], "float32", DTypeError, "numbers in rows of one length"),
         ([["one"]], "float32", DTypeError, "numbers in rows of one length"),
         (np.ones((1, 1)), "float16", OptionError, "float32"),
+        (np.ones((1, 1)), np.ones(2), OptionError, "float32"),
         (np.ones((1, 1)), None, DTypeError, 'cast="float32"'),
         ([[1.0]], None, DTypeError, "copied silently"),
     ],

@@ -174,7 +174,7 @@ class LibraryProvider(Provider):
 
     def _out(self, y: Any) -> Array:
         """A result of the library as an array."""
-        return np.asarray(y)
+        return on_host(y)
 
 
 class TorchProvider(LibraryProvider):
@@ -196,9 +196,6 @@ class TorchProvider(LibraryProvider):
 
     def _in(self, a: Array) -> Any:
         return as_tensor(a)
-
-    def _out(self, y: Any) -> Array:
-        return on_host(y)
 
 
 def isogemm_calls() -> LibraryCalls:

@@ -211,7 +211,12 @@ def _unwrapped(x: Any) -> Array | None:
 
 
 def on_host(x: Any) -> Array:
-    """An array of a tensor on any device, bfloat16 included, or of what NumPy takes; the memory where it can be."""
+    """An array of a tensor on any device, bfloat16 included, or of what NumPy takes; the memory where it can be.
+
+    Raises DTypeError: a masked array, of which some numbers do not count.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        raise DTypeError("array", limit="an array without a mask", value="a masked array", nearest="x.filled(0)")
     if not hasattr(x, "detach"):
         return np.asarray(x)
     x = x.detach().cpu()

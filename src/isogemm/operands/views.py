@@ -51,7 +51,7 @@ def to_float32(name: str, x: Any, cast: str) -> Any:
     Raises OptionError: `cast` is not ``float32``. Raises DTypeError: a list of anything but numbers, or of rows of
     different lengths.
     """
-    if cast != "float32":
+    if not isinstance(cast, str) or cast != "float32":
         limit = "'float32', to which it rounds float64 and lists of numbers"
         raise OptionError("cast", limit=limit, value=repr(cast), nearest="cast='float32'")
     if isinstance(x, list | tuple):

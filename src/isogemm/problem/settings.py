@@ -215,7 +215,7 @@ def check_out(
 
 def transposed(name: str, x: Array, op: object) -> Array:
     """op(x) for op in N, T, C, upper or lower case; C is T for real types. Raises OptionError: another letter."""
-    letter = op.upper() if isinstance(op, str) else op
+    letter = op.upper() if isinstance(op, str) else ""
     if letter == "N":
         return x
     if letter in ("T", "C"):

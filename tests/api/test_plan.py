@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import ml_dtypes
@@ -139,6 +140,40 @@ def test_another_schema_is_refused() -> None:
     for schema in ("isogemm.plan.v0", None):
         with pytest.raises(OptionError, match=re.escape(SCHEMA)):
             isogemm.Plan.from_dict(data | {"schema": schema})
+
+
+def _places(data: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in data.items():
+        yield from _places(value, (*path, name)) if isinstance(value, dict) else [(*path, name)]
+
+
+DERIVED = ("strategy", "split_axis", "flops", "bytes", "bound")
+READ = [place for place in _places(isogemm.plan(3, 4, 5).to_dict()) if place[0] not in DERIVED]
+
+
+@pytest.mark.parametrize("place", READ, ids=".".join)
+def test_a_damaged_plan_is_refused_and_told_where(place: tuple[str, ...]) -> None:
+    for value in (None, -1, 10**15, 1.5, [], {}):
+        data = json.loads(isogemm.plan(3, 4, 5).to_json())
+        *sections, name = place
+        part = data
+        for section in sections:
+            part = part[section]
+        part[name] = value
+        with pytest.raises((OptionError, ContractError)) as caught:
+            isogemm.Plan.from_dict(data)
+        assert name in str(caught.value)
+        del part[name]
+        with pytest.raises((OptionError, ContractError)):
+            isogemm.Plan.from_dict(data)
+
+
+@pytest.mark.parametrize(("name", "value"), [("grid_m", 0), ("grid_n", 5), ("grid_m", 2**31 - 1)])
+def test_a_plan_has_no_more_chunks_than_rows_or_columns(name: str, value: int) -> None:
+    data = isogemm.plan(3, 4, 5).to_dict()
+    data["schedule"][name] = value
+    with pytest.raises(OptionError, match=rf"{name} of a plan.*1 to 4"):
+        isogemm.Plan.from_dict(data)
 
 
 def stored(p: isogemm.Plan, w: np.ndarray) -> Any:

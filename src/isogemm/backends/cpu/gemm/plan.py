@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from .packed import PackedWeight
 from .schedule import TREE, Problem, Schedule, schedule
 
 SCHEMA = "isogemm.plan.v1"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +130,28 @@ class Plan(AnyPlan):
         Raises
         ------
         OptionError
-            Not a plan of this schema.
+            Not a plan of this schema, or a damaged one: it is told which field, and what that can be.
+        ContractError
+            A contract that there is not.
         """
         if data.get("schema") != SCHEMA:
             raise OptionError("plan", limit=f"schema {SCHEMA}", value=data.get("schema"), nearest="isogemm.plan(...)")
-        numeric = data["numeric"] | {"contract": Contract.parse(data["numeric"]["contract"])}
-        rest = {name: data[name] for name in ("trans_a", "trans_b", "swapped", "packed", "target")}
-        return cls(**data["shape"], **rest, numeric=NumericPlan(**numeric), schedule=Schedule(**data["schedule"]))
+        numeric, shape = _section(data, "numeric"), _section(data, "shape")
+        made = {
+            "numeric": _made(NumericPlan, numeric | {"contract": Contract.parse(numeric.get("contract", ""))}),
+            "schedule": _made(Schedule, _section(data, "schedule")),
+        }
+        own = {field.name: data.get(field.name) for field in fields(cls)} | shape | made
+        plan = _made(cls, own)
+        least, most = int(plan.flops > 0), max(plan.m, plan.n, 1)  # chunks
+        for name, value, legal in (
+            *((x, own[x], ("N", "T", "C")) for x in ("trans_a", "trans_b")),
+            *((x, numeric[x], tuple(NUMPY)) for x in ("dtype_a", "dtype_b", "out_dtype")),
+            *((x, getattr(plan.schedule, x), range(least, most + 1)) for x in ("grid_m", "grid_n")),
+        ):
+            if value not in legal:
+                raise _damaged(name, f"one of {legal}" if isinstance(legal, tuple) else f"{least} to {most}", value)
+        return plan
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -222,3 +239,30 @@ def plan(
         )  # fmt: skip
     chosen = schedule(problem, get_num_threads() if threads is None else threads, cpu)
     return Plan(m, n, k, a_op, b_op, numeric, chosen, swapped, packed, f"{cpu.isa}, {cpu.name}")
+
+
+def _section(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = data.get(name)
+    if not isinstance(found, dict):
+        raise _damaged(name, "an object", found)
+    return found
+
+
+def _made(kind: type[T], data: Mapping[str, Any]) -> T:
+    """A dataclass of its fields, each of the field's type; whole numbers of 31 bits, and words that there are."""
+    kinds = get_type_hints(kind)
+    if data.keys() != kinds.keys():
+        raise _damaged(kind.__name__, f"the fields {', '.join(kinds)}", ", ".join(data))
+    for name, value in data.items():
+        words = get_args(kinds[name])
+        if words and value not in words:
+            raise _damaged(name, f"one of {', '.join(words)}", value)
+        if not words and type(value) is not kinds[name]:
+            raise _damaged(name, f"a value of type {kinds[name].__name__}", value)
+        if kinds[name] is int and not 0 <= value < 2**31:
+            raise _damaged(name, "0 to 2147483647", value)
+    return kind(**data)
+
+
+def _damaged(name: str, limit: str, value: Any) -> OptionError:
+    return OptionError(f"{name} of a plan", limit=limit, value=value, nearest="what to_dict() gave")

@@ -7,7 +7,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,10 +15,9 @@ from tests.products import assert_same, poisoned, product, values
 
 import isogemm
 from isogemm.backends.cpu.gemm import execute
-from isogemm.backends.cpu.pool import HIRED, Pool, _worker, give, pool, take
+from isogemm.backends.cpu.pool import HIRED, WANTED, Pool, _worker, give, pool, take
 from isogemm.problem.settings import PLAIN
 
-ROOT = Path(__file__).parents[3]
 # Enough work for a grid of several chunks; each takes another walk.
 SHAPES = ((1, 300, 400), (7, 300, 200), (50, 130, 90), (210, 70, 60))
 
@@ -45,7 +43,7 @@ def check(a: np.ndarray, b: np.ndarray, want: np.ndarray) -> None:
 
 
 def run_python(text: str, **environment: str) -> str:
-    """Standard output of a script in a process of its own."""
+    """Standard output of a script in a process of its own, which must end well and in time."""
     return python("-c", text, **environment).strip()
 
 
@@ -73,7 +71,7 @@ def test_concurrent_callers() -> None:
     for caller in callers:
         caller.start()
     for caller in callers:
-        caller.join(60)
+        caller.join(300)
     assert not any(caller.is_alive() for caller in callers)
     assert failures == []
 
@@ -148,7 +146,7 @@ children = []
 for _ in range(3):
     child = os.fork()
     if child == 0:
-        signal.alarm(200)
+        signal.alarm(240)
         try:
             for _ in range(5):
                 assert_same(isogemm.matmul(a, b), want)
@@ -221,13 +219,23 @@ def test_exceptions_at_any_moment() -> None:
     assert int(said.partition("raised: ")[2].split()[0]) >= 100
 
 
+def _listed() -> int:
+    return sum(t.name.startswith("isogemm-") for t in threading.enumerate())
+
+
 def test_surplus_workers_end_at_once() -> None:
     check(*prepared(SHAPES[2]))
     workers = pool()
-    hired = int(workers._control[HIRED])
+    hired = int(workers._control[WANTED])
+    until = time.monotonic() + 300
+    while workers._control[HIRED] < hired or _listed() < hired:  # those that have just been started come later
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    before = {t.ident for t in threading.enumerate()}
     for _ in range(4):
         _worker(workers._control, workers.words)
     assert int(workers._control[HIRED]) == hired
+    assert {t.ident for t in threading.enumerate()} <= before
 
 
 def test_a_system_without_more_threads_gets_results(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 
 import numpy as np
@@ -213,6 +214,16 @@ def test_what_the_device_cannot_take_is_refused_before_the_launch(torch, axpy):
         axpy.bind(PARAMS, grid=(1,), block=(32,), shared=most + 1)
     with pytest.raises(DeviceError, match="parameters of axpy"):
         axpy.bind(["ptr", "ptr", "f32", "i64"], grid=(1,), block=(32,))
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
+def test_shared_memory_keeps_another_block_out(axpy, blocks):
+    library, shared, found = driver.driver().library, axpy.shared_of(blocks), ctypes.c_int()
+    axpy.bind(PARAMS, grid=(1,), block=(32,), shared=shared)  # allows so much
+    library.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(found), ctypes.c_void_p(axpy.function), 32, ctypes.c_size_t(shared)
+    )
+    assert found.value == blocks
 
 
 def test_the_drivers_own_errors_have_its_words(torch, axpy):

@@ -71,6 +71,10 @@ def ints(*values: int) -> list[Parameter]:
 
 INVALID_VALUE, INVALID_HANDLE = 1, 400  # CUresult
 MAX_SHARED_OPTIN = 97  # CUdevice_attribute
+RESERVED_SHARED, SHARED_STEP = (
+    1024,
+    128,
+)  # bytes that the system takes of each block's; shared memory comes in such steps
 # CUfunction_attribute
 MAX_THREADS, STATIC_SHARED, MAX_DYNAMIC_SHARED = 0, 1, 8
 CLUSTER, PROGRAMMATIC = 4, 6  # CUlaunchAttributeID
@@ -173,6 +177,16 @@ class Kernel:
             return lambda stream, *values: None
         head = struct.pack("<7I4x", *grid, *block, shared)
         return _bound(self, head, _attributes(cluster, pdl), params)
+
+    def shared_of(self, blocks: int) -> int:
+        """Bytes of dynamic shared memory at which a multiprocessor holds `blocks` blocks and no more.
+
+        A launch that begins while the one before ends has its blocks wherever there is room then, and not evenly.
+        """
+        each = self.static_shared + RESERVED_SHARED  # of every block, beside what it asks for
+        held = self.max_shared + each  # by a multiprocessor: one block may ask for all of it
+        asked = (held // (blocks + 1) // SHARED_STEP + 1) * SHARED_STEP - each
+        return min(self.max_shared, max(0, asked))
 
     def _check_shape(self, grid: tuple[int, ...], block: tuple[int, ...]) -> None:
         for axis, size, limit in zip("xyz", grid, GRID_LIMITS, strict=True):

@@ -67,11 +67,16 @@ class Sgemm(ProductFamily):
         defines |= {"MIN_BLOCKS": 1 if leaf else tile.blocks - fewer, "LEAF": leaf > 0}
         steps = [("i64", x) for x in (a.row, a.k, a.batch, b.row, b.k, b.batch)]
         sizes = [("i32", x) for x in (product.m, product.n, product.k, product.batch, leaf, types)]
-        launch = function_of(f"gemm/sgemm/{'ring' if ring else 'sgemm'}.cu", "sgemm", device, defines).bind(
+        kernel = function_of(f"gemm/sgemm/{'ring' if ring else 'sgemm'}.cu", "sgemm", device, defines)
+        shared, blocks = (ring.m + ring.n) * ring.k * 4 * ring.stages if ring else 0, blocks_of(product, tile)
+        spread = -(-blocks * product.batch // facts.device(device).multiprocessors)
+        if spread < tile.blocks:
+            shared = max(shared, kernel.shared_of(spread))
+        launch = kernel.bind(
             [*["ptr"] * 5, *steps, *strides, *sizes, ("f32", product.alpha), ("f32", product.beta)],
-            grid=grid(blocks_of(product, tile), product.batch),
+            grid=grid(blocks, product.batch),
             block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * copiers,),
-            shared=(ring.m + ring.n) * ring.k * 4 * ring.stages if ring else 0,
+            shared=shared,
             pdl=True,
         )
 

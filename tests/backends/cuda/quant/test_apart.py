@@ -28,6 +28,7 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 CONFIGS = (
     *("x16x16x256 s14 m4 d8 e2", "x16x40x256 s7 m3 d4 e2", "x32x64x256 s4 m3 d8 e1", "w16x24x256 s10 m4 d8 e2"),
     *("w32x48x256 s5 m3 d8 e2", "w48x24x256 s6 m3 d12 e2", "x32x64x128 s9 m4 d8 e2", "x48x136x64 s9 m3 d8 e1"),
+    *("w16x8x256 s20 m9 d16 e2", "w48x16x256 s7 m4 d16 e2", "x64x40x128 s7 m4 d8 e2"),
     *("w32x48x128 s10 m4 d8 e2", "w96x56x64 s12 m4 d12 e2", "w128x88x64 s8 m3 d8 e2", "w256x64x64 s4 m2 d4 e4"),
 )
 SERVED = [(name, text) for name in ("Q4_0", "Q4_K", "Q6_K") for text in CONFIGS if name == "Q4_0" or "x256 " in text]
@@ -41,14 +42,14 @@ check = functools.partial(check_by, kernel=KERNEL)
 @pytest.mark.parametrize("name", FORMATS)
 def test_every_format(name, dtype):
     k = ALL[name].block * (9 if ALL[name].block == 32 else 5)
-    for m, n in ((17, 200), (100, 64), (257, 129)):
+    for m, n in ((1, 48), (9, 72), (17, 200), (100, 64), (257, 129)):
         check(drawn(m, k, dtype), weight(name, n, k))
 
 
 @gpu
 @pytest.mark.parametrize(("name", "config"), SERVED)
 def test_every_configuration_has_the_same_bits(name, config):
-    for m, n, k in ((17, 16, 256), (65, 1000, 768), (300, 520, 2560)):
+    for m, n, k in ((1, 16, 512), (8, 300, 1024), (17, 16, 256), (65, 1000, 768), (300, 520, 2560)):
         check(drawn(m, k), weight(name, n, k), config=config)
 
 
@@ -86,9 +87,8 @@ def test_types_of_results_and_of_a_bias(out, kind, config):
 
 def test_refusals():
     packed = there("Q4_0", 48, 64)
-    for m, nearest in ((16, "17"), (513, "512")):
-        with pytest.raises(LimitError, match=f"nearest legal choice: {nearest}"):
-            KERNEL.run(torch.zeros(m, 64, dtype=BF16), packed, torch.zeros(m, 48))
+    with pytest.raises(LimitError, match="nearest legal choice: 512"):
+        KERNEL.run(torch.zeros(513, 64, dtype=BF16), packed, torch.zeros(513, 48))
     for wrong in ("2x1x128 s8", "x16x40x256", "x24x40x256 s8 m4 d8 e2", "x16x40x256 s24 m4 d8 e2"):
         with pytest.raises(OptionError, match="w64x64x64"):
             KERNEL.build(QuantCase("same", "Q4_0", "bfloat16", "bfloat16", None, 40, 64, 256), wrong, 0)
@@ -101,7 +101,7 @@ def test_configurations():
         assert str(config) == text
         assert apart.legal(layout(name), config), (name, text)
     for name in FORMATS:
-        for m in (17, 33, 64, 200, 512):
+        for m in (1, 8, 17, 33, 64, 200, 512):
             for n, k in ((512, 14592), (28672, 4096), (2560, 9728), (100, 256)):
                 best = ApartConfig.parse(apart.best(name, m, n, k))
                 assert best is not None

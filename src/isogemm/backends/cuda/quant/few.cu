@@ -3,7 +3,6 @@
 // Contract   tensor_core:sm90/chain of W in float32, rounded once to the type of x: one accumulator for an element, K in
 //            steps of 16, ascending. x and W are the operands of mma.sync.m16n8k16, in either order.
 // Operands   x [m, k], rows of contiguous bf16 or fp16 that begin at multiples of 16 bytes; w as quant/layout.py says.
-// Parts      a block has `rows` of x, up to 16 NT, from blockIdx.y * rows on: blocks side by side, each of which reads its W.
 // Warps      a block walks `whole + split` tiles of 16 rows of W along all of K at once, then those
 //            `gridDim.x * (whole + split)` further. A warp for each of the first; two for each of the others, eight rows
 //            each: where there are few tiles, and so that quarters of a multiprocessor have equal shares.
@@ -160,15 +159,13 @@ struct Block {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 out_ld, int m, int n, int k, int rows, int whole,
-          int split, int stages, int xstages) {
+quant_few(const u16* x, const u8* w, void* out, const void* bias, i64 x_ld, i64 out_ld, int m, int n, int k, int whole, int split,
+          int stages, int xstages) {
   extern __shared__ __align__(128) u8 memory[];
   const u32 warp = threadIdx.x >> 5, lane = threadIdx.x & 31, slots = whole + split, warps = slots + split;
   const u32 slot = warp < slots ? warp : warp - split;
   const u32 full_w = shared(memory), empty_w = full_w + 8 * slots * stages, full_x = empty_w + 8 * slots * stages;
   const u32 rings = (8 * 2 * (slots * stages + xstages) + 127) & ~127, slot_bytes = stages * CHUNK_BYTES;
-  const i64 first = (i64)blockIdx.y * rows;
-  x += first * x_ld, out = (u8*)out + first * out_ld * (OUT == 0 ? 4 : 2), m = min(m - (int)first, rows);
   const u32 x_row = HOLD ? 2 * k + 16 : 2 * CHUNK + 16, x_stage = m * x_row;
   u8* const x_here = memory + rings + slots * slot_bytes;
   Block b;

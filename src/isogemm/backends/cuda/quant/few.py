@@ -17,11 +17,10 @@ from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
 from ..gemm.model import H200, Gpu, gpu_of, together
 from .case import QuantCase
-from .kernel import Launch, RoundedKernel, filling
+from .kernel import Launch, RoundedKernel, filling, work_of
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
-MOST = 32  # rows of x of a block
-PARTS = 8  # of rows of x, side by side
+MOST = 32  # rows of x
 SHARED = 227 * 1024  # bytes of dynamic shared memory that a block may have
 WARPS = 17  # of a block
 TILES = 16  # that a block walks at once
@@ -40,7 +39,6 @@ class FewConfig:
     stages: int = 2
     xstages: int = 0  # chunks of x that fit; 0: all of it, which is brought once
     part: int = 256  # K for which code is unrolled
-    rows: int = 0  # of x, that a block has; 0: all of them
 
     @property
     def warps(self) -> int:
@@ -63,11 +61,12 @@ class FewConfig:
         return -(-barriers // 128) * 128 + tiles * ring + x + 48
 
 
-# A model of the time, fitted to timings of 300 products on an H200, in us to 64 of K. What a chain waits; what
-# warps of eight rows of W, and of sixteen, keep a scheduler busy for, and as much again for each 16 rows of x.
-LATENCY, HALF, WHOLE = 0.074, (0.028, 0.030), (0.057, 0.052)
-START, SHARING = 1.4, 1.2  # of a launch, and of bringing more than a row of x
-MEMORY, CACHE = 780.0, 35000.0  # bytes a us: for each GB/s of the bus; from the second-level cache, by multiprocessor
+# A model of the time, fitted to timings of 328 products on an H200, in us to 64 of K. What a chain waits, and more with
+# more than 8 and than 16 rows of x; what warps of eight rows of W, and of sixteen, keep a scheduler busy for, and as
+# much again for each 16 rows of x.
+LATENCY, HALF, WHOLE = (0.0711, 0.0124, 0.0033), (0.0423, 0.0272), (0.0442, 0.0623)
+START, SHARING = 1.7, 0.429  # of a launch, and of bringing more than a row of x
+MEMORY, CACHE = 640.0, 24100.0  # bytes a us: for each GB/s of the bus; from the second-level cache, by multiprocessor
 # Rings of W and of x, (chunk, stages, xstages), the fastest first, of few tiles to a multiprocessor and of more.
 SHORT, LONG, MORE = (
     ((256, 8, 8),),
@@ -85,18 +84,14 @@ def configure(lay: PackedLayout, m: int, n: int, k: int, multiprocessors: int) -
 
 
 def _options(lay: PackedLayout, m: int, n: int, k: int, multiprocessors: int) -> Iterator[FewConfig]:
-    """All rows of x in every block, or in parts where W has few rows; more than one tile to a block is often better."""
-    for rows in (m, 8, 16, 32):
-        parts = -(-m // rows)
-        least = -(-lay.tiles(n) // max(1, multiprocessors // parts))
-        if rows > MOST or (rows >= m and rows != m) or (parts > 1 and (parts > MOST or (least > NARROW and m <= MOST))):
-            continue
-        several = (least, 2, NARROW) if least <= NARROW else (_tiles(least),)
-        for each in sorted({x for x in several if x >= min(least, TILES)}):
-            yield _filled(lay, each, rows, k, rows if parts > 1 else 0)
+    """More than one tile to a block is often better."""
+    least = -(-lay.tiles(n) // multiprocessors)
+    several = (least, 2, NARROW) if least <= NARROW else (_tiles(least),)
+    for each in sorted({x for x in several if x >= min(least, TILES)}):
+        yield _filled(lay, each, m, k)
 
 
-def _filled(lay: PackedLayout, each: int, m: int, k: int, rows: int) -> FewConfig:
+def _filled(lay: PackedLayout, each: int, m: int, k: int) -> FewConfig:
     """With the best rings that there is room for."""
     # Measured on an H200, n from 2560 to 28672, k from 2560 to 14336, m from 1 to 32. Few tiles: what takes long is a
     # warp's chain, and its waits where parts and chunks end. Many: long parts pay where their code is short, for there
@@ -110,21 +105,19 @@ def _filled(lay: PackedLayout, each: int, m: int, k: int, rows: int) -> FewConfi
     if m == 1 and (few or short):  # where x is read while something else is done, it costs nothing
         rings = [(chunk, 2, 0) for chunk in ((1024, 512, 256) if few else (512, 256))] + rings
     whole = each - split
-    found = (FewConfig(whole, split, chunk, w, x, min(part, chunk), rows) for chunk, w, x in rings)
+    found = (FewConfig(whole, split, chunk, w, x, min(part, chunk)) for chunk, w, x in rings)
     return next(c for c in found if c.shared(lay, m, k) <= SHARED)
 
 
 def expected(lay: PackedLayout, c: FewConfig, m: int, n: int, k: int, gpu: Gpu) -> float:
     """A model: a warp's chain, a scheduler's warps one after the other, x out of the cache, weights from memory."""
-    rows = c.rows or m
-    blocks, wide = -(-lay.tiles(n) // (c.whole + c.split)) * -(-m // rows), -(-rows // 16)
+    blocks, wide, work = -(-lay.tiles(n) // (c.whole + c.split)), -(-m // 16), work_of(lay)
     waves, steps = -(-blocks // gpu.multiprocessors), -(-k // STEP)
-    work = 1.5 if lay.format.sub == 16 else 1.0
     busy = -(-c.split // 2) * (HALF[0] * work + HALF[1] * wide) + -(-c.whole // 4) * (WHOLE[0] * work + WHOLE[1] * wide)
-    walks = waves * steps * together(LATENCY + 0.005 * (rows > 8) + 0.005 * (wide - 1), busy)
-    cached = min(blocks, gpu.multiprocessors) * 2 * rows * k / (CACHE * gpu.multiprocessors)
+    waits = LATENCY[0] + LATENCY[1] * (m > 8) + LATENCY[2] * (wide - 1)
+    cached = min(blocks, gpu.multiprocessors) * 2 * m * k / (CACHE * gpu.multiprocessors)
     moved = lay.nbytes(n, k) / (MEMORY * gpu.memory)
-    return START + SHARING * (m > 1) + together(walks, cached, moved)
+    return START + SHARING * (m > 1) + together(waves * steps * together(waits, busy), cached, moved)
 
 
 def _split(tiles: int) -> int:
@@ -150,7 +143,7 @@ class QuantFew(RoundedKernel):
     name = "quant few"
 
     def takes(self, case: QuantCase) -> bool:
-        return case.m <= MOST * PARTS and case.n < 2**31 - ROWS and super().takes(case)
+        return case.m <= MOST and case.n < 2**31 - ROWS and super().takes(case)
 
     def configure(self, case: QuantCase, multiprocessors: int) -> FewConfig:
         return configure(layout(case.format), case.m, case.n, case.k, multiprocessors)
@@ -159,15 +152,11 @@ class QuantFew(RoundedKernel):
         return expected(layout(case.format), config, case.m, case.n, case.k, gpu_of(device))
 
     def tile(self, config: FewConfig) -> int:
-        return config.rows or 8
-
-    def counted(self, config: FewConfig) -> int:
-        return super().counted(config) if not config.rows else 0
+        return 8
 
     def check(self, case: QuantCase) -> None:
-        if case.m > MOST * PARTS:
-            most = MOST * PARTS
-            raise LimitError("rows of a product of few rows", limit=f"0 to {most}", value=case.m, nearest=most)
+        if case.m > MOST:
+            raise LimitError("rows of a product of few rows", limit=f"0 to {MOST}", value=case.m, nearest=MOST)
         if case.dtype_bias is not None and case.bias_stride != 1 and case.n > 1:
             raise LayoutError("bias", limit="contiguous", value=case.bias_stride, nearest="bias.contiguous()")
         super().check(case)
@@ -175,20 +164,17 @@ class QuantFew(RoundedKernel):
     def build(self, case: QuantCase, config: FewConfig | None, device: int) -> Launch:
         on, lay, (m, n, k) = facts.device(device), layout(case.format), (case.m, case.n, case.k)
         chosen = config or configure(lay, m, n, k, on.multiprocessors)
-        rows = chosen.rows or m
-        parts = -(-m // rows)
         defines: dict[str, object] = {
             **macros(lay), "KIND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "BIAS_KIND": case.bias_kind,
-            "LOW": rows <= 8, "NT": -(-rows // 16), "CHUNK": chosen.chunk, "PART": chosen.part,
+            "LOW": m <= 8, "NT": -(-m // 16), "CHUNK": chosen.chunk, "PART": chosen.part,
             "HOLD": chosen.xstages == 0, "WHOLE": chosen.whole > 0, "THREADS": 32 * WARPS,
         }  # fmt: skip
-        across = filling(-(-lay.tiles(n) // (chosen.whole + chosen.split)), parts, on.multiprocessors)
+        across = filling(-(-lay.tiles(n) // (chosen.whole + chosen.split)), on.multiprocessors)
         made = function_of("quant/few.cu", "quant_few", device, defines)
-        counts = (m, n, k, rows, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
+        counts = (m, n, k, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
         return made.bind(
             [*["ptr"] * 4, *longs(case.x[0], case.out[0]), *ints(*counts)],
-            grid=(across, parts), block=(chosen.threads,),
-            shared=chosen.shared(lay, rows, k), pdl=True,
+            grid=(across,), block=(chosen.threads,), shared=chosen.shared(lay, m, k), pdl=True,
         )  # fmt: skip
 
 

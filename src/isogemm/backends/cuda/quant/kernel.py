@@ -15,7 +15,7 @@ from ....planner.bench import Bench
 from ..driver import facts
 from ..gemm.fp32 import LIMIT
 from .case import QuantCase, case_of
-from .layout import FORMATS, Packed, layout
+from .layout import FORMATS, Packed, PackedLayout, layout
 from .pack import lay_out
 from .trial import HOME, try_product
 
@@ -23,17 +23,23 @@ Launch = Callable[[int, int, int, int, int], None]
 """``launch(stream, x, w, out, bias)``: raw handles and addresses, 0 where there is no bias."""
 
 
-def filling(blocks: int, parts: int, multiprocessors: int) -> int:
-    """Blocks of each part, at least so many, such that all together are a whole share of the multiprocessors.
+def filling(blocks: int, multiprocessors: int) -> int:
+    """Blocks, at least so many, that are a whole share of the multiprocessors.
 
     Blocks of the next launch come before these have ended. Where some multiprocessors had none of these, they got two
     of those, and all waited for them: 128 blocks took 10.7 us on an H200 where 132 took 7.1.
     """
     for share in (4, 3, 2, 1):
-        most = multiprocessors // share // parts
-        if blocks <= most:
-            return most
+        if blocks <= multiprocessors // share:
+            return multiprocessors // share
     return blocks
+
+
+def work_of(lay: PackedLayout) -> float:
+    """How long weights of a format take to dequantize, against those of Q4_0."""
+    if lay.format.sub == 16:
+        return 1.74
+    return 1.27 if lay.floats_each > 1 else 1.0 if lay.bits <= 5 else 1.12
 
 
 class QuantKernel:

@@ -23,7 +23,7 @@ from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
 from ..gemm.model import H200, Gpu, gpu_of, together
 from .case import QuantCase
-from .kernel import Launch, RoundedKernel, filling
+from .kernel import Launch, RoundedKernel, filling, work_of
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
@@ -104,13 +104,6 @@ class RowsOfW(NamedTuple):
     first: int
     rows: int
     config: ManyConfig
-
-
-def work_of(lay: PackedLayout) -> float:
-    """How long weights of a format take to dequantize, against those of Q4_0."""
-    if lay.format.sub == 16:
-        return 1.74
-    return 1.27 if lay.floats_each > 1 else 1.0 if lay.bits <= 5 else 1.12
 
 
 def _microseconds(lay: PackedLayout, c: ManyConfig, m: int, n: int, k: int, gpu: Gpu) -> float:
@@ -231,7 +224,7 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
     )
     tiles_w, tiles_x = -(-part.rows // (c.rows * c.cluster)), -(-case.m // c.cols)
     most = here.multiprocessors // c.cluster
-    clusters = filling(min(tiles_w * tiles_x, most), 1, most)
+    clusters = filling(min(tiles_w * tiles_x, most), most)
     sizes = (part.rows, case.m, -(-case.k // STEP), tiles_w, tiles_x, grouped(tiles_x, case.k, c.cols), int(late))
     bias_step = 0 if bias is None else case.bias_stride
     out_step, x_step = (case.out[0], case.x[0]) if case.m > 1 else (case.n, -(-case.k // 8) * 8)

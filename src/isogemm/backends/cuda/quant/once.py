@@ -58,7 +58,7 @@ class QuantOnce(RoundedKernel):
         written, pieces = 2 * case.n * case.k, -(-case.n // config.rows)
         rate = WRITTEN[layout(case.format).record_k > STEP] * gpu_of(device).memory
         # The model of products knows no chain that alone takes longer.
-        return pieces * (START + max(product, -(-case.k // STEP) * LATENCY)) + written / rate
+        return pieces * (START + max(product, -(-case.k // STEP) * LATENCY[0])) + written / rate
 
     def build(self, case: QuantCase, config: OnceConfig | None, device: int) -> Launch:
         """For each piece of W both kernels, over the same memory."""

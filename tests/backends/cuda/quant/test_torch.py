@@ -23,7 +23,7 @@ torch = pytest.importorskip("torch")
 import isogemm.torch as iso  # noqa: E402
 from isogemm.backends.cuda.driver import machine  # noqa: E402
 from isogemm.backends.cuda.quant import family, pack  # noqa: E402
-from isogemm.backends.cuda.quant.few import QuantFew  # noqa: E402
+from isogemm.backends.cuda.quant.apart import QuantApart  # noqa: E402
 from isogemm.planner import records  # noqa: E402
 from isogemm.planner.admission import Admissions  # noqa: E402
 from isogemm.planner.records import Records  # noqa: E402
@@ -181,7 +181,7 @@ def verdicts(monkeypatch, tmp_path):
     seen.forget()
 
 
-right = QuantFew.run
+right = QuantApart.run
 
 
 def broken(self, x, packed, out, bias=None, config=None):
@@ -190,16 +190,16 @@ def broken(self, x, packed, out, bias=None, config=None):
 
 
 def test_a_broken_kernel_serves_no_call(monkeypatch, verdicts, caplog):
-    monkeypatch.setattr(QuantFew, "run", broken)
+    monkeypatch.setattr(QuantApart, "run", broken)
     x, w = activations(3, 512, BF16), weight(Q4_K, 40, 512)
     there = w.to("cuda")
     with caplog.at_level(logging.WARNING, "isogemm"):
         for _ in range(2):
             assert_same(host(isogemm.linear(cuda(x), there)), wanted(x, w))
-    assert "quant few" in caplog.text
+    assert "quant apart" in caplog.text
     assert "is not used" in caplog.text
     states = {known.name: known.admission.state for known in verdicts.known()}
-    assert states["quant few"] == "refused"
+    assert states["quant apart"] == "refused"
     assert states["quant many"] == "admitted"
 
 

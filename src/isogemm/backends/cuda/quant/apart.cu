@@ -21,7 +21,7 @@ constexpr int THREADS = 128 * WARPGROUPS + 32 * DECODERS + 32, NACC = BN / 2;
 constexpr int BM = BW, TILES = BW / 16;  // rows, and tiles of W, of a block
 constexpr int SPAN = Q_RECORD_K / 64, CODE_BYTES = SPAN > 1 ? Q_STEP_BYTES : Q_RECORD_BYTES, SCALE_BYTES = Q_RECORD_BYTES - Q_FLOATS;
 constexpr int X_BYTES = BX * 128, W_BYTES = BW * 128, MADE_BYTES = KS * W_BYTES;
-constexpr int RAW_BYTES = (TILES * CODE_BYTES + 127) / 128 * 128, STAGE_BYTES = (KS * (X_BYTES + RAW_BYTES) + 1023) / 1024 * 1024;
+constexpr int RAW_BYTES = TILES * CODE_BYTES, STAGE_BYTES = (KS * (X_BYTES + RAW_BYTES) + 1023) / 1024 * 1024;
 constexpr int SLOTS = SPAN > 1 ? (KS * STAGES + 2 * SPAN - 2) / SPAN : 0, SLOT_BYTES = (TILES * SCALE_BYTES + 127) / 128 * 128;
 constexpr int JOBS = KS * TILES / EACH;  // of a stage
 static_assert(KS * TILES % EACH == 0 && (KS % EACH == 0 || EACH % KS == 0));

@@ -96,8 +96,7 @@ class ApartConfig:
         """Bytes of dynamic shared memory."""
         span, tiles, steps = lay.span, self.rows // ROWS, self.depth // STEP
         slots = (steps * self.stages + 2 * span - 2) // span if span > 1 else 0
-        raw = -(-tiles * lay.code_bytes // 128) * 128
-        stage = -(-steps * (self.cols * 128 + raw) // 1024) * 1024
+        stage = -(-steps * (self.cols * 128 + tiles * lay.code_bytes) // 1024) * 1024
         slot = -(-tiles * lay.scale_bytes // 128) * 128
         nobody = 64 * self.warpgroups * self.blocks - self.sides[0] if self.first == "x" else 0
         return 1024 + self.made * steps * self.rows * 128 + self.stages * stage + slots * slot + 128 * nobody
@@ -223,7 +222,7 @@ class QuantApart(RoundedKernel):
             "BIAS_ROWS": w_first, "EPILOGUE": bias is not None, "C_KIND": -1, "ACCUMULATE": 0, "COLUMNS": w_first,
             "VECTOR": case.wide, "W_FIRST": w_first, "BN": c.sides[1], "BW": c.rows, "BX": c.cols,
             "KS": c.depth // STEP, "MW": c.blocks, "WARPGROUPS": c.warpgroups, "STAGES": c.stages, "MADE": c.made,
-            "DECODERS": c.decoders, "EACH": c.each,
+            "DECODERS": c.decoders, "EACH": c.each, "WHOLE": case.k % STEP == 0,
         }  # fmt: skip
         made = function_of("quant/apart.cu", "quant_apart", device, defines, before=mma(PTX[case.dtype], c.sides[1]))
         tiles_w, tiles_x = -(-case.n // c.rows), -(-case.m // c.cols)
@@ -235,11 +234,13 @@ class QuantApart(RoundedKernel):
             [*["map"] * 3, "ptr", "ptr", *longs(out_step, bias_step), *ints(*sizes)],
             grid=(filling(min(tiles_w * tiles_x, most), most),), block=(c.threads,), shared=c.shared(lay), pdl=True,
         )  # fmt: skip
+        steps, whole = c.depth // STEP, case.k % STEP == 0
         map_x = encoder(
-            case.dtype, sizes=(1, case.m, case.k), strides=(x_step * case.m, x_step, 1),
-            box=(1, c.cols, STEP), promotion=256,
+            case.dtype, sizes=(case.k // STEP, case.m, STEP) if whole else (1, case.m, case.k),
+            strides=(STEP if whole else x_step * case.m, x_step, 1), box=(steps if whole else 1, c.cols, STEP),
+            promotion=256,
         )  # fmt: skip
-        map_w, map_s = maps_of(lay, case.n, case.k, c.rows)
+        map_w, map_s = maps_of(lay, case.n, case.k, c.rows, steps)
 
         def launch(stream: int, x: int, data: int, out: int, bias: int) -> None:
             bound(stream, map_x(x), map_w(data), map_s(data), out, bias)

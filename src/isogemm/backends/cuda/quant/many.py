@@ -253,15 +253,19 @@ def grouped(tiles_x: int, k: int, cols: int) -> int:
     return max(1, min(tiles_x, 16 * 2**20 // (2 * k * cols)))
 
 
-def maps_of(lay: PackedLayout, rows: int, k: int, block_rows: int) -> tuple[Encoder, Encoder]:
-    """Maps of W's codes and of their scales: tiles of 16 rows, each a run of bytes, of which a block takes some."""
-    tiles, words = lay.tiles(rows), lay.tile_bytes(k) // 8
+def maps_of(lay: PackedLayout, rows: int, k: int, block_rows: int, steps: int = 1) -> tuple[Encoder, Encoder]:
+    """Maps of W's codes and of their scales: `steps` times 64 of K of the tiles of a block."""
+    tiles, words, taken = lay.tiles(rows), lay.tile_bytes(k) // 8, block_rows // ROWS
 
-    def of(nbytes: int) -> Encoder:
+    def of(sizes: tuple[int, int], step: int, box: tuple[int, int]) -> Encoder:
+        """(steps, words) of a tile, so many words from step to step; and those of the box."""
         return encoder(
-            "float64", sizes=(1, tiles, words), strides=(tiles * words, words, 1),
-            box=(1, block_rows // ROWS, nbytes // 8), swizzle=0, promotion=256,
+            "float64", sizes=(sizes[0], tiles, sizes[1]), strides=(step, words, 1), box=(box[0], taken, box[1]),
+            swizzle=0, promotion=256,
         )  # fmt: skip
 
-    codes = of(lay.code_bytes)
-    return codes, of(lay.scale_bytes) if lay.span > 1 else codes
+    record, code = lay.record_bytes // 8, lay.code_bytes // 8
+    if lay.span == 1:  # what is behind K is zeros
+        codes = of((lay.records(k), record), record, (steps, record))
+        return codes, codes
+    return of((steps, words), code, (steps, code)), of((1, words), words, (1, lay.scale_bytes // 8))

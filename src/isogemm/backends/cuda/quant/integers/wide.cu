@@ -53,7 +53,7 @@ struct Producer {
     const int record = i / SPAN * Q_RECORD_BYTES, row = tile.row / 16;
     const u32 more = TILES * SCALE_BYTES + BN * 4 + SUMS_BYTES;
     barrier_expect(bar, X_BYTES + TILES * CODE_BYTES + LINES * BN * 4 + (scales ? more : 0));
-    tma_load(at, map.w, bar, (record + i % SPAN * Q_STEP_BYTES) / 8, row, 0, 0);
+    tma_load(at, map.w, bar, SPAN > 1 ? (record + i % SPAN * Q_STEP_BYTES) / 8 : 0, row, SPAN > 1 ? 0 : i, 0);
     if (scales) tma_load(slot(p) + SCALES_AT, map.s, bar, (record + Q_FLOATS) / 8, row, 0, 0);
   }
   __device__ __forceinline__ void bring_x(const Block& tile, int i, const Place& p) const {

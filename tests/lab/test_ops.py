@@ -92,6 +92,33 @@ def test_a_config_gives_the_same_sizes(tmp_path):
         read_config(str(tmp_path / "none.json"))
 
 
+@pytest.mark.parametrize(
+    ("key", "few", "more"),
+    [
+        ("kv_lora_rank", None, 512),
+        ("q_lora_rank", None, 1536),
+        ("n_shared_experts", 0, 1),
+        ("shared_expert_intermediate_size", 0, 5632),
+        ("first_k_dense_replace", 0, 3),
+        ("decoder_sparse_step", 1, 2),
+        ("mlp_only_layers", [], [0]),
+    ],
+)
+def test_a_config_with_linears_that_are_not_listed_is_refused(tmp_path, key, few, more):
+    """DeepSeek's low ranks, shared experts and first dense layers gave the shapes of another model without a word."""
+    sizes = {
+        "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4,
+        "head_dim": 128, "num_hidden_layers": 48, "vocab_size": 151936, "num_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(sizes | {key: few}))
+    assert read_config(str(path)).linears() == model("Qwen3-30B-A3B").linears()
+    path.write_text(json.dumps(sizes | {key: more}))
+    with pytest.raises(OptionError, match=key):
+        read_config(str(path))
+
+
 def test_models_are_an_attribute_of_the_package():
     assert isogemm.models.model("qwen3 4b") is MODELS["Qwen3-4B"]
     assert "models" in dir(isogemm)

@@ -218,6 +218,11 @@ class _Window:
     def span(self) -> int:
         return self.ld * self.columns
 
+    @property
+    def _step(self) -> int:
+        """From column to column; where there is one, `ld` says nothing, and may be more than a stride can be."""
+        return self.ld if self.columns > 1 else self.rows
+
     def _check(self, first: int, last: int) -> None:
         """Raise unless all matrices whose element (0, 0) lies in first..last are inside the buffer."""
         empty = self.rows == 0 or self.columns == 0
@@ -241,14 +246,14 @@ class _Window:
     def at(self, offset: int) -> Array:
         """op of the matrix at `offset`, as a view [rows, columns] of op's result."""
         self._check(offset, offset)
-        x = self._view(offset, (self.rows, self.columns), (1, self.ld))
+        x = self._view(offset, (self.rows, self.columns), (1, self._step))
         return x.T if self.transpose else x
 
     def batch(self, offset: int, step: int, count: int) -> Array:
         """op of the matrices at offset + i * step, as one view [count, rows, columns]."""
         reach = step * max(count - 1, 0)
         self._check(offset + min(reach, 0), offset + max(reach, 0))
-        x = self._view(offset, (count, self.rows, self.columns), (step, 1, self.ld))
+        x = self._view(offset, (count, self.rows, self.columns), (step if count > 1 else 0, 1, self._step))
         return x.swapaxes(1, 2) if self.transpose else x
 
 

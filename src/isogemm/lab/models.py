@@ -127,12 +127,24 @@ _KEYS = {
     "layers": "num_hidden_layers",
     "vocabulary": "vocab_size",
 }
+# What gives a decoder linears that a `Model` does not list, where it is more than the number beside it: queries, keys
+# and values by way of a low rank, experts that all tokens visit, layers without experts among those that have some.
+_UNLISTED = {
+    "q_lora_rank": 0,
+    "kv_lora_rank": 0,
+    "n_shared_experts": 0,
+    "num_shared_experts": 0,
+    "shared_expert_intermediate_size": 0,
+    "first_k_dense_replace": 0,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": 0,
+}
 
 
 def read_config(path: str) -> Model:
     """The sizes in a ``config.json`` of transformers; named after its folder.
 
-    Raises OptionError: the file cannot be read, or lacks a size.
+    Raises OptionError: the file cannot be read, lacks a size, or is of a model that has other linears too.
     """
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -141,6 +153,13 @@ def read_config(path: str) -> Model:
             "config", limit="a config.json", value=f"{path} ({error})", nearest=next(iter(MODELS))
         ) from error
     found = found.get("text_config", found) if isinstance(found, dict) else {}
+    for key, listed in _UNLISTED.items():
+        value = found.get(key) or 0
+        if (len(value) if isinstance(value, list | str) else value) > listed:
+            limit = f"at most {listed}: linears of such layers are not known here"
+            raise OptionError(
+                f"{key} in {path}", limit=limit, value=value, nearest="a decoder whose layers are all alike"
+            )
     sizes = {name: _whole(found, key, path) for name, key in _KEYS.items()}
     heads = sizes["heads"]
     experts = next((key for key in ("num_experts", "num_local_experts", "n_routed_experts") if found.get(key)), "")

@@ -107,6 +107,11 @@ def test_messages_help(run, shapes: str, monkeypatch, words: list[str], advice: 
         ["audit", "--hf", "model", "--tp", "1,2", "--provider", "mine.py:linear"],
         ["audit", "--hf", "model", "--tp", "1,2", "--m", "3"],
         ["audit", "--hf", "model", "--tp", "1,2", "--relation", "rerun"],
+        ["audit", "--hf", "model", "--tp", "1,2", "--no-speed"],
+        ["audit", "--hf", "model", "--limit", "4"],
+        ["audit", "--hf", "model", "--no-speed"],
+        ["audit", "--replay", "provider=numpy", "--seed", "0"],
+        ["audit", "--replay", "provider=numpy", "--json", "x.json"],
         ["doctor", "case.npz", "--format", "Q4_0"],
         ["doctor", "case.npz", "--m", "3"],
         ["doctor", "--selftest", "--torch"],
@@ -117,6 +122,29 @@ def test_options_that_nothing_would_read_are_refused(run, words):
     status, _, error = run(*words)
     assert status == 2
     assert f"{[word for word in words if word.startswith('--')][-1]}: limit: without" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "beside"),
+    [
+        (["--tokens", "67"], "--hf"),
+        (["--tp", "1,2"], "--hf"),
+        (["--mode", "plain"], "--hf"),
+        (["--limit", "4"], "--weights"),
+        (["--match", "*"], "--weights"),
+    ],
+)
+def test_options_of_something_else_say_of_what(run, words, beside):
+    """A default that is given counts: nobody gives what he does not want to be read."""
+    status, _, error = run("audit", *words)
+    assert status == 2
+    assert f"{words[0]}: limit: with {beside}" in error
+
+
+def test_ranks_that_are_no_numbers_name_their_own_option(run):
+    status, _, error = run("audit", "--hf", "model", "--tp", "two")
+    assert status == 2
+    assert error.startswith("isogemm: --tp: limit: whole numbers")
 
 
 @pytest.mark.parametrize(

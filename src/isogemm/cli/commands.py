@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 
 from .._version import __version__
-from ..base.disk import check_room
 from ..base.progress import progress_bar
 from ..errors import IsogemmError, OptionError
 from ..lab.admissions import admissions_command
 from . import program, quant
+from .audit import DID_NOT_RUN, audit_command
 from .describe import describe_command
 from .doctor import doctor_command
 from .examples import examples
 from .info import info_command
+from .lists import Several, numbers
 from .ops import ops_command
 from .study import study_command
 from .unused import refuse_unused
 from .warm import warm_command
-
-if TYPE_CHECKING:
-    from ..audit import Report, WeightSource
-    from ..lab.models import LinearShape
-
-DID_NOT_RUN = 3
 
 app = typer.Typer(
     name="isogemm",
@@ -38,8 +32,6 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-
-Several = list[str] | None
 
 
 def main() -> None:
@@ -85,117 +77,6 @@ def _root(
 def version_command() -> None:
     """Show the version."""
     _show_version(True)
-
-
-@app.command("audit", epilog=examples("audit"))
-def audit_command(
-    provider: Annotated[
-        Several,
-        typer.Option(
-            "--provider",
-            "-p",
-            help="isogemm, numpy, torch, module:function or file.py:function; repeat or "
-            "separate by commas. Default: isogemm,numpy; on a GPU isogemm,torch.",
-        ),
-    ] = None,
-    require: Annotated[
-        Several,
-        typer.Option(
-            help="Providers that must hold for exit status 0; 'none' for none. Default: your own "
-            "(module:function or file.py:function) where any is named, else isogemm."
-        ),
-    ] = None,
-    model: Annotated[str, typer.Option(help="The linears of a named model, for example Qwen3-4B.")] = "",
-    shapes: Annotated[str, typer.Option(help="A JSON or CSV file of n,k[,name].")] = "",
-    weights: Annotated[str, typer.Option(help="A .safetensors file; its 2-D weights are the linears.")] = "",
-    match: Annotated[Several, typer.Option(help="With --weights: globs of tensor names.")] = None,
-    limit: Annotated[int, typer.Option(min=0, help="With --weights: at most so many; 0 for all.")] = 4,
-    inputs: Annotated[str, typer.Option(help="A .npy file of activations [rows, k]; default random.")] = "",
-    hf: Annotated[
-        str, typer.Option(help="A folder with a transformers model: audit the whole model (needs isogemm[hf]).")
-    ] = "",
-    random: Annotated[
-        bool, typer.Option("--random", help="With --hf: random weights; the folder needs only config.json.")
-    ] = False,
-    mode: Annotated[
-        Several,
-        typer.Option(help="With --hf: plain, invariant, convert; in place of providers. Default: plain,convert."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda: where providers compute, or the model of --hf.")] = "",
-    quantize: Annotated[
-        str, typer.Option(help="With --hf and the mode convert: a format of weights, for example Q4_K.")
-    ] = "",
-    tokens: Annotated[int, typer.Option(min=4, help="With --hf: length of a prompt.")] = 67,
-    tp: Annotated[
-        Several, typer.Option(help="With --hf: launch so many ranks, for example 1,2,4, and compare with one process.")
-    ] = None,
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="float32, bfloat16 or float16; fp32, bf16 or fp16 for short. Default: float32, or the model's own."
-        ),
-    ] = "",
-    seed: Annotated[int, typer.Option(min=0, help="Of random weights and activations.")] = 0,
-    m: Annotated[Several, typer.Option("--m", help="Batch sizes of the sweep, for example 1,2,16.")] = None,
-    relation: Annotated[Several, typer.Option(help="Only these relations.")] = None,
-    full: Annotated[
-        bool, typer.Option(help="The long sweep, M = 1 to 4096; more shapes where none are given.")
-    ] = False,
-    speed: Annotated[bool, typer.Option(help="Time the providers against each other.")] = True,
-    json: Annotated[str, typer.Option("--json", "--out", help="Write the report as JSON.")] = "",
-    html: Annotated[
-        str, typer.Option(help="Write the report as one page that opens offline (needs isogemm[report]).")
-    ] = "",
-    replay: Annotated[str, typer.Option(help="Evaluate one case, as a drift report printed it.")] = "",
-) -> None:
-    """Check which calls of a matrix product, or of a whole model, keep their bits, for isogemm and for yours.
-
-    Exit status: 0 when the required providers hold, 1 when not, 2 for bad usage, 3 when one did not run: without
-    --require, any that is named. With --replay: 0 when that case holds, 1 when it does not, 3 when it cannot run.
-    """
-    from ..audit import run
-
-    if replay:
-        _replay(replay)
-    if (random or mode or quantize) and not hf:
-        named = "--random, --mode, --quantize"
-        raise OptionError(named, limit="with --hf", value="alone", nearest="--hf FOLDER")
-    _check_outputs(json, html, shapes, weights, inputs)
-    if tp:
-        if not hf or mode or quantize or html:
-            others = "--mode, --quantize and --html"
-            raise OptionError(
-                "--tp", limit=f"with --hf, without {others}", value="both", nearest="--hf FOLDER --tp 1,2"
-            )
-        unused = {"--provider": provider, "--require": require, "--m": m, "--relation": relation, "--full": full}
-        refuse_unused(f"--tp {','.join(tp)}", unused | {"--model": model, "--shapes": shapes, "--weights": weights,
-                                                         "--match": match, "--inputs": inputs})  # fmt: skip
-        options = {"random": random, "dtype": dtype, "device": device, "seed": seed, "tokens": tokens}
-        _audit_ranks(hf, _sizes(tp) or [], json, options)
-    if hf:
-        if provider or model or shapes or weights or inputs:
-            raise OptionError("--hf", limit="--mode instead of providers, no shapes", value="both", nearest="--mode")
-        if full or match:
-            nearest = "--m 2,7,32, the batches of a model"
-            raise OptionError("--full, --match", limit="without --hf", value=f"--hf {hf}", nearest=nearest)
-        found = _audit_model(hf, random, mode, require, relation, m, dtype, device, quantize, seed, tokens)
-        _finish(found, json, html)
-    with progress_bar() as progress:
-        report = run(
-            _split(provider, "isogemm,torch" if device.startswith("cuda") else "isogemm,numpy"),
-            _sources(model, shapes, weights, match, limit),
-            require=[name for name in _split(require, "") if name != "none"] if require else None,
-            dtype=dtype or "float32",
-            seed=seed,
-            sweep=_sizes(m),
-            relations=_split(relation, "") or None,
-            full=full,
-            inputs=inputs,
-            speed=speed,
-            device=device or "cpu",
-            progress=progress,
-        )
-    _finish(report, json, html)
 
 
 @app.command("plan", epilog=examples("plan"))
@@ -245,7 +126,11 @@ def plan_command(
     options: dict[str, Any] = {"threads": threads} if threads else {}
     if contract:
         options["contract"] = contract
-    options |= {name: _numbers(f"--{name}", text) for name, text in (("groups", groups), ("heads", heads)) if text}
+    options |= {
+        name: tuple(numbers(f"--{name}", text, nearest="32,8"))
+        for name, text in (("groups", groups), ("heads", heads))
+        if text
+    }
     options |= {name: text for name, text in (("format", format), ("mask", mask)) if text}
     options |= {"batch": batch} if batch > 1 else {}
     plan: Any = planned(
@@ -262,14 +147,6 @@ def plan_command(
         typer.echo(plan.to_json())
     else:
         Console().print(plan)
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    """Whole numbers with commas."""
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() for part in parts):
-        raise OptionError(option, limit="whole numbers with commas", value=text, nearest="32,8")
-    return tuple(int(part) for part in parts)
 
 
 def _print_traffic(sizes: tuple[int, int, int, int], dtype: str, contract: str, device: str, *, json: bool) -> None:
@@ -299,15 +176,9 @@ def trace_command(
     dtype = SHORT_NAMES.get(dtype, dtype)
     if dtype not in ITEMSIZE:
         raise OptionError("--dtype", limit=", ".join(ITEMSIZE), value=dtype, nearest="float16")
-    found = backend("webgpu").trace(kernel, _three("--shape", shape), _three("--thread", thread), dtype)
+    three = partial(numbers, count=3, nearest="1,4096,4096")
+    found = backend("webgpu").trace(kernel, tuple(three("--shape", shape)), tuple(three("--thread", thread)), dtype)
     typer.echo(str(found))
-
-
-def _three(name: str, text: str) -> tuple[int, int, int]:
-    parts = text.split(",")
-    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
-        raise OptionError(name, limit="three whole numbers with commas", value=text, nearest="1,4096,4096")
-    return int(parts[0]), int(parts[1]), int(parts[2])
 
 
 @app.command("tune", epilog=examples("tune"))
@@ -347,7 +218,7 @@ def tune_command(
             wanted,
             dtype=as_dtype(dtype).name,
             contract=contract or None,
-            ms=_sizes(m) or (),
+            ms=numbers("--m", m, nearest="1,16,4096"),
             device=device,
             out=out,
             budget=budget or float("inf"),
@@ -358,42 +229,7 @@ def tune_command(
         typer.echo(f"{left} products are left: run the same command again to go on")
 
 
-def _audit_model(
-    path: str,
-    random: bool,
-    mode: Several,
-    require: Several,
-    relation: Several,
-    m: Several,
-    dtype: str,
-    device: str,
-    quantize: str,
-    seed: int,
-    tokens: int,
-) -> Report:
-    from ..audit import load
-    from ..audit import model as run
-
-    words = ["--hf", path, *["--random"] * random, "--seed", str(seed), "--tokens", str(tokens)]
-    words += ["--dtype", dtype] * bool(dtype) + ["--device", device] * bool(device)
-    words += ["--quantize", quantize] * bool(quantize)
-    sizes = [size for size in _sizes(m) or (2, 7, 32) if size > 1]
-    with progress_bar() as progress:
-        progress(0, None, f"loading {path}")
-        return run(
-            load(path, random=random, dtype=dtype, device=device, seed=seed),
-            mode=_split(mode, "plain,convert"),
-            require=[name for name in _split(require, "") if name != "none"] if require else None,
-            relations=_split(relation, "") or None,
-            batches=sizes,
-            tokens=tokens,
-            seed=seed,
-            quantize=quantize or None,
-            progress=progress,
-            words=[*words, *(["--m", ",".join(map(str, sizes))] if m else [])],
-        )
-
-
+app.command("audit", epilog=examples("audit"))(audit_command)
 app.command("admissions", epilog=examples("admissions"))(admissions_command)
 app.command("study", epilog=examples("study"))(study_command)
 app.command("describe", epilog=examples("describe"))(describe_command)
@@ -404,97 +240,3 @@ app.command("warm", epilog=examples("warm"))(warm_command)
 app.command("quantize", epilog=examples("quantize"))(quant.quantize_command)
 app.command("inspect", epilog=examples("inspect"))(quant.inspect_command)
 app.add_typer(program.app, name="program", epilog=examples("program"))
-
-
-def _audit_ranks(path: str, sizes: list[int], json: str, options: Mapping[str, Any]) -> NoReturn:
-    from dataclasses import asdict
-
-    from ..audit import compare_ranks
-    from ..lab import environment, write_json
-
-    found = compare_ranks(path, sizes, **options)
-    for outcome in found:
-        typer.echo(str(outcome))
-    if json:
-        write_json(Path(json), [asdict(outcome) for outcome in found], environment=environment(), options=options)
-    raise typer.Exit(1 if any(outcome.first for outcome in found) else 0)
-
-
-def _replay(text: str) -> NoReturn:
-    from rich.console import Console
-
-    from ..audit import Absent, replay
-    from ..audit.console import print_outcome
-
-    try:
-        case, outcome = replay(text)
-    except Absent as why:
-        typer.echo(f"isogemm: cannot replay: {why}", err=True)
-        raise typer.Exit(DID_NOT_RUN) from why
-    print_outcome(case, outcome, Console())
-    raise typer.Exit(0 if outcome.status == "held" else 1)
-
-
-def _sources(
-    model: str, shapes: str, weights: str, match: Several, limit: int
-) -> Sequence[WeightSource | LinearShape] | None:
-    from ..audit import read_shapes, weights_of_file
-    from ..lab.models import model as named
-
-    if (bool(model) + bool(shapes) + bool(weights)) > 1:
-        raise OptionError("shapes", limit="one of --model, --shapes, --weights", value="several", nearest="one")
-    if match and not weights:
-        raise OptionError("--match", limit="with --weights", value="alone", nearest="--weights FILE")
-    if model:
-        return named(model).linears()
-    if shapes:
-        return read_shapes(shapes)
-    return weights_of_file(weights, match=_split(match, ""), limit=limit) if weights else None
-
-
-def _split(values: Several, default: str) -> list[str]:
-    return [part.strip() for value in (values or [default]) for part in value.split(",") if part.strip()]
-
-
-def _sizes(values: Several) -> list[int] | None:
-    texts = _split(values, "")
-    if not all(text.isdecimal() for text in texts):
-        raise OptionError("--m", limit="whole numbers of at least 1", value=texts, nearest="1,2,16")
-    return [int(text) for text in texts] or None
-
-
-def _check_outputs(json: str, html: str, *read: str) -> None:
-    """Refuse before the work what could not be written after it."""
-    if json and html and Path(json).resolve() == Path(html).resolve():
-        raise OptionError("--json and --html", limit="two files", value=json, nearest=f"--html {json}.html")
-    for path in filter(None, (json, html)):
-        if any(file and Path(file).resolve() == Path(path).resolve() for file in read):
-            raise OptionError("cannot write", limit="another file than what is read", value=path, nearest="report.json")
-    for path in filter(None, (json, html)):
-        try:
-            check_room(path)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
-    if html:
-        from ..lab.page import require_packages
-
-        require_packages()
-
-
-def _cannot_write(path: str, error: OSError) -> OptionError:
-    return OptionError("cannot write", limit="a writable file", value=str(error), nearest=Path(path).name)
-
-
-def _finish(report: Report, json: str, html: str) -> NoReturn:
-    from rich.console import Console
-
-    from ..audit.console import print_report
-
-    print_report(report, Console())
-    for what, path, write in (("JSON", json, report.write_json), ("Page", html, report.write_html)):
-        if path:
-            try:
-                typer.echo(f"{what}: {write(path)}")
-            except OSError as error:
-                raise _cannot_write(path, error) from error
-    raise typer.Exit(report.exit_status)

@@ -13,7 +13,7 @@ import typer
 
 from ..base.arguments import unknown
 from ..base.progress import progress_bar
-from ..errors import OptionError
+from .lists import numbers
 from .unused import refuse_unused
 
 Step = tuple[str, Callable[[], object]]
@@ -59,12 +59,8 @@ def _on_gpu(model: str, m: str, device: str) -> None:
     from ..api.warm import warm
     from ..lab.models import model as named
 
-    sizes = m.split(",")
-    if not all(size.strip().isdecimal() for size in sizes):
-        raise OptionError("--m", limit="whole numbers of at least 1", value=m, nearest="1,16,512")
-    typer.echo(
-        warm([(linear.n, linear.k) for linear in named(model).linears()], m=list(map(int, sizes)), device=device)
-    )
+    sizes = numbers("--m", m, nearest="1,16,512")
+    typer.echo(warm([(linear.n, linear.k) for linear in named(model).linears()], m=sizes, device=device))
 
 
 def _products() -> Iterator[Step]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from tests.program.small import MODEL, program, tokens, weights
 
-from isogemm.errors import IsogemmError, LayoutError, OptionError
+from isogemm.errors import IsogemmError, LayoutError, OptionError, ShapeError
 from isogemm.program import load
 from isogemm.program.program import from_data
 
@@ -30,6 +30,20 @@ def tensor(layout, name):
 def test_what_is_saved_is_read_again(made, tmp_path):
     again = load(made.save(tmp_path))
     assert (again.plan, again.layout) == (made.plan, made.layout)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        ({"batch": 2**40}, r"batch \* tokens: limit: at most 16777216"),
+        ({"threads": 0}, "threads: limit: a whole number of at least 1"),
+        ({"threads": 2.0}, "threads: limit: a whole number of at least 1"),
+        ({"threads": 10**9}, "threads: limit: at most 1023"),
+    ],
+)
+def test_sizes_beyond_any_plan_are_refused_at_once(sizes, said):
+    with pytest.raises(ShapeError, match=said):
+        program(**sizes)
 
 
 @pytest.mark.parametrize("side", [-1, 1])

@@ -17,9 +17,8 @@ def numbers(option: str, given: str | Several, *, nearest: str, count: int = 0) 
 
     Raises OptionError: what is given is something else.
     """
-    texts = [
-        part.strip() for value in ([given] if isinstance(given, str) else given or []) for part in value.split(",")
-    ]
+    values = [given] if isinstance(given, str) else given or []
+    texts = [part.strip() for value in values for part in value.split(",")]
     if not all(text.isdecimal() for text in texts) or (count and len(texts) != count):
         limit = f"{count or ''} whole numbers with commas".strip()
         raise OptionError(option, limit=limit, value=",".join(texts), nearest=nearest)

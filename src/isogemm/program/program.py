@@ -35,6 +35,7 @@ PHASES = ("train", "prefill", "decode")
 PLAN_FILE = {phase: f"{phase}_exec_plan.json" for phase in PHASES}
 LAYOUT_FILE = {phase: f"layout_{phase}.json" for phase in PHASES}
 MODES = ("deterministic", "fast")
+MOST_TOKENS, MOST_THREADS = 2**24, 1023  # a plan names every sequence's attention, and each thread's part
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,10 +302,14 @@ def lower(
         A value out of range, micro-batches that are no whole leaves, or rows that are no whole blocks.
     """
     made = decoder(model)
-    sizes = {"batch": batch, "tokens": tokens, "micro_batches": micro_batches, "leaf": leaf}
+    count = get_num_threads() if threads is None else threads
+    sizes = {"batch": batch, "tokens": tokens, "micro_batches": micro_batches, "leaf": leaf, "threads": count}
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ShapeError(name, limit="a whole number of at least 1", value=repr(size), nearest=1)
+    for name, size, most in (("batch * tokens", batch * tokens, MOST_TOKENS), ("threads", count, MOST_THREADS)):
+        if size > most:
+            raise ShapeError(name, limit=f"at most {most}", value=size, nearest=most)
     for name, word, legal in (("phase", phase, PHASES), ("mode", mode, MODES), ("optimizer", optimizer, ("adamw",))):
         if word not in legal:
             raise OptionError(name, limit=" or ".join(legal), value=word, nearest=legal[0])
@@ -327,7 +332,6 @@ def lower(
         quantize = file_formats(made, quantize)
     patterns = {"*": quantize} if isinstance(quantize, str) else dict(quantize or {})
     formats = weight_formats(made, patterns, phase)
-    count = threads or get_num_threads()
     about = {
         "model": made.to_dict(), "phase": phase, "batch": batch, "tokens": tokens, "micro_batches": micro_batches,
         "recompute": recompute, "attention_leaf": LEAF, "quantize": patterns,

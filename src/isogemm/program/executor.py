@@ -7,6 +7,7 @@ that the plan has cut.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,13 +91,20 @@ class ProgramExecutor:
     ) -> None:
         self.memory = ProgramMemory(layout)
         self._keep: list[Any] = []  # task arrays and tables of addresses, which kernels read
+        live = {entry["name"]: (entry["first_op"], entry["last_op"]) for entry in layout["tensors"]}
+        end = max((last for _, last in live.values()), default=0)
+        born, dead = defaultdict[int, list[str]](list), defaultdict[int, list[str]](list)
+        for name, (first, last) in live.items():
+            if first or last != end:  # nothing is written or looked at of what lives throughout
+                born[first].append(name)
+            if last != end:
+                dead[last].append(name)
         self.calls = [
-            self._bound(i, call, entry, layout)
+            self._bound(call, entry, born[i], dead[i])
             for i, (call, entry) in enumerate(zip(lowered.calls, plan["ops"], strict=True))
         ]
         self.canaries = canaries
         self.times: list[tuple[str, str, float, float]] | None = None  # what a trace is made of, when it is a list
-        live = {entry["name"]: (entry["first_op"], entry["last_op"]) for entry in layout["tensors"]}
         for i, (call, after) in enumerate(zip(self.calls, [*self.calls[1:], None], strict=True)):
             if after is None or after.phase != call.phase:
                 there = [name for name, (first, last) in live.items() if first <= i <= last]
@@ -141,11 +149,7 @@ class ProgramExecutor:
                 self.times.append((name, call.phase, began, ended))
             began = ended
 
-    def _bound(self, i: int, call: PlannedCall, entry: Mapping[str, Any], layout: Mapping[str, Any]) -> _Bound:
-        last = len(layout["tensors"]) and max(x["last_op"] for x in layout["tensors"])
-        names = layout["tensors"]
-        born = [x["name"] for x in names if x["first_op"] == i and (i or x["last_op"] != last)]
-        dead = [x["name"] for x in names if x["last_op"] == i and i != last]
+    def _bound(self, call: PlannedCall, entry: Mapping[str, Any], born: list[str], dead: list[str]) -> _Bound:
         some = self.memory.some
         arrays = [self.memory.strided(view) for view in call.operands]
         bind = BINDERS.get(call.kernel, _rows if call.kernel.startswith("rows.") else _kernel)

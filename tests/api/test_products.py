@@ -168,35 +168,37 @@ def test_calls_of_equal_sizes_are_told_apart(packed):
         assert execute.again(execute.LINEAR, x, w) is None
 
 
-def test_an_output_is_looked_at_in_calls_like_one_before_too():
+@pytest.mark.parametrize("linear", [False, True])
+def test_an_output_is_looked_at_in_calls_like_one_before_too(linear):
     """Of other strides, read-only, and in the memory of an operand: as the first call has it, so every other."""
     from isogemm.backends.cpu.gemm import execute
 
+    call, form = (isogemm.linear, execute.LINEAR_INTO) if linear else (isogemm.matmul, execute.INTO)
     a, b, room = values((6, 20), seed=1), values((20, 20), seed=2), poisoned((40, 20))
-    want = product(a, b)
+    want = product(a, b.T if linear else b)
     for _ in range(2):
-        assert_same(isogemm.matmul(a, b), want)
-        assert_same(isogemm.matmul(a, b, out=poisoned((6, 20))), want)
-        assert_same(isogemm.matmul(a, b.T, out=poisoned((6, 20))), product(a, b.T))
+        assert_same(call(a, b), want)
+        assert_same(call(a, b, out=poisoned((6, 20))), want)
+        assert_same(call(a, b.T, out=poisoned((6, 20))), product(a, b if linear else b.T))
     outs = [room[:6], room[::2][:6], poisoned((20, 6)).T, poisoned((6, 40))[:, ::2]]
-    assert [execute.again(execute.INTO, a, b, out) is out for out in outs] == [True, False, False, False]
+    assert [execute.again(form, a, b, out) is out for out in outs] == [True, False, False, False]
     for out in outs:
-        assert isogemm.matmul(a, b, out=out) is out
+        assert call(a, b, out=out) is out
         assert_same(out, want)
     fixed = poisoned((6, 20))
     fixed.flags.writeable = False
     with pytest.raises(isogemm.errors.LayoutError):
-        isogemm.matmul(a, b, out=fixed)
+        call(a, b, out=fixed)
     assert np.isnan(fixed).all()
     held = np.concatenate([a, b, a])
     for x, w, out in ((held[:6], b, held[5:11]), (held[:6], b, held[:6]), (a, held[6:26], held[25:31]), (a, b, b[14:])):
         before = held.copy(), b.copy()
-        assert execute.again(execute.INTO, x, w, out) is None
+        assert execute.again(form, x, w, out) is None
         with pytest.raises(isogemm.errors.AliasError):
-            isogemm.matmul(x, w, out=out)
+            call(x, w, out=out)
         assert_same(held, before[0])
         assert_same(b, before[1])
-    assert execute.again(execute.INTO, held[:6], b, held[6:12]) is not None
+    assert execute.again(form, held[:6], b, held[6:12]) is not None
     assert_same(held[6:12], want)
 
 

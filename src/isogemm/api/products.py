@@ -34,7 +34,7 @@ _ndarray, _empty = np.ndarray, np.empty
 _host = open_device(HOST)
 _Packed: Any = _host.packed
 _again, _learn = cast(Any, _host).again, cast(Any, _host).learn
-_LINEAR, _PRODUCT, _INTO = range(3)  # forms of a call, for `_again`
+_LINEAR, _PRODUCT, _LINEAR_INTO, _INTO = range(4)  # forms of a call, for `_again`
 _TENSORS = short.KINDS
 _may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
@@ -125,13 +125,7 @@ def matmul(
         ):
             if out is None:
                 out = _empty((m, n), dtype)
-            elif not (
-                out.dtype is dtype
-                and out.shape == (m, n)
-                and out.flags.carray
-                and not _may_share(out, a)
-                and not _may_share(out, b)
-            ):
+            elif not _fits(out, dtype, (m, n), a, b):
                 return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
             _host.gemm(a, b, out, PLAIN)
             _learn(form, a, b, out)
@@ -188,8 +182,14 @@ def linear(
     -----------
     A row of `x` gives the same bits alone, in any batch, and with packed or plain weights.
     """
-    if bias is contract is mode is cast is out is out_dtype is activations is None and type(x) is _ndarray:
-        found = _again(_LINEAR, x, w, None) if type(w) is _ndarray or type(w) is _Packed else None
+    form = _LINEAR if out is None else _LINEAR_INTO
+    if (
+        bias is contract is mode is cast is out_dtype is activations is None
+        and type(x) is _ndarray
+        and (out is None or type(out) is _ndarray)
+        and (type(w) is _ndarray or type(w) is _Packed)
+    ):
+        found = _again(form, x, w, out)
         if found is not None:
             return found
     if mode is not None:
@@ -200,8 +200,8 @@ def linear(
         return _quantized(x, w, bias, contract, out_dtype, out, activations)
     if (
         type(x) is _ndarray
+        and (out is None or type(out) is _ndarray)
         and contract is None
-        and out is None
         and out_dtype is None
         and x.ndim == 2
         and (bias is None or (type(bias) is _ndarray and bias.dtype is FLOAT32 and bias.flags.carray))
@@ -217,16 +217,29 @@ def linear(
             and 0 < m * n <= _SMALL
             and x.flags.aligned
         ):
-            result = _empty((m, n), dtype)
-            _host.gemm(x, w.T if type(w) is _ndarray else w, result, PLAIN, bias=bias)
+            if out is None:
+                out = _empty((m, n), dtype)
+            elif not _fits(out, dtype, (m, n), x, w if type(w) is _ndarray else x, x if bias is None else bias):
+                return dispatch.linear(x, w, bias, contract, out_dtype, out)
+            _host.gemm(x, w.T if type(w) is _ndarray else w, out, PLAIN, bias=bias)
             if bias is None:
-                _learn(_LINEAR, x, w, result)
-            return result
+                _learn(form, x, w, out)
+            return out
     elif type(x) in _TENSORS:
         found = short.call("linear", x, w, bias, out, (False, contract, out_dtype))
         if found is not None:
             return found
     return dispatch.linear(x, w, bias, contract, out_dtype, out)
+
+
+def _fits(out: Any, dtype: Any, shape: tuple[int, int], *operands: Any) -> bool:
+    """Whether a result can go there without a further look."""
+    return (
+        out.dtype is dtype
+        and out.shape == shape
+        and out.flags.carray
+        and not any(_may_share(out, operand) for operand in operands)
+    )
 
 
 def _quantized(x: Any, w: Any, bias: Any, contract: Any, out_dtype: Any, out: Any, activations: str | None) -> Any:

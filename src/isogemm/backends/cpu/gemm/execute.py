@@ -33,7 +33,7 @@ from .tasks import Epilogue, swap_operands, task_for
 __all__ = ["again", "gemm", "gemm_batched", "gemm_items", "gemm_stack", "learn", "swap_operands"]
 
 Array = NDArray[Any]
-LINEAR, PRODUCT, INTO = range(3)  # forms of a call: x @ w.T, a @ b, and that in an array of the caller's
+LINEAR, PRODUCT, LINEAR_INTO, INTO = range(4)  # forms of a call: x @ w.T, a @ b, and both in an array of the caller's
 _known: Seen[tuple[Any, ...]] = Seen(1024)
 _kinds: Seen[tuple[Any, ...]] = Seen(1024)
 _ndarray, _empty = np.ndarray, np.empty
@@ -103,21 +103,22 @@ def _kind(form: int, a: Array, b: Array | PackedWeight, out: Array | None) -> tu
 
 @uncompiled
 def learn(form: int, a: Array, b: Array | PackedWeight, out: Array) -> None:
-    """Let `again` take calls like this one, a plain product that was checked and computed; `out` is new, or INTO."""
+    """Let `again` take calls like this one, a plain product, checked and computed; `out` is new, or the caller's."""
     lines, size = (b, b.size) if isinstance(b, np.ndarray) else (b.lines, b.shape)
     if not a.dtype is lines.dtype is out.dtype is FLOAT32:
         return
     likes = [likeness(x) for x in (a, lines, out)]
-    if form == INTO and min(min(like) for like in likes) < 0:
+    into = form in (LINEAR_INTO, INTO)
+    if into and min(min(like) for like in likes) < 0:
         return
     threads = get_num_threads()
-    task = task_for(a, b.T if form == LINEAR and isinstance(b, np.ndarray) else b, out, None, threads)
+    task = task_for(a, b.T if form in (LINEAR, LINEAR_INTO) and isinstance(b, np.ndarray) else b, out, None, threads)
     rows = task.rows.copy()
-    rows[0, f.FLAGS] |= f.COMPARED | (f.INTO if form == INTO else 0)
+    rows[0, f.FLAGS] |= f.COMPARED | (f.INTO if into else 0)
     rows[0, f.LIKE_A : f.LIKE_OUT + 6] = np.ravel(likes)
     room = stride_of(task.scratch)
     known = out.shape, starter(), room, task.threads, room * task.threads, id(rows), rows
-    _kinds.keep(_kind(form, a, b, out if form == INTO else None), known)
+    _kinds.keep(_kind(form, a, b, out if into else None), known)
     _known.keep((form, a.size, size, threads), known)
 
 

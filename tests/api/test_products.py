@@ -202,6 +202,37 @@ def test_an_output_is_looked_at_in_calls_like_one_before_too(linear):
     assert_same(held[6:12], want)
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("into", [False, True])
+@pytest.mark.parametrize("m", [1, 3, 40])
+def test_a_bias_is_looked_at_in_calls_like_one_before_too(packed, into, m):
+    """Another one, of other strides, another type or length, in the result's memory, and none."""
+    from isogemm.backends.cpu.gemm import execute
+
+    x, w, b = values((m, 20), seed=1), values((24, 20), seed=2), values((48,), seed=3)
+    ready, form = isogemm.pack(w) if packed else w, execute.LINEAR_INTO if into else execute.LINEAR
+
+    def given():
+        return poisoned((m, 24)) if into else None
+
+    for bias in (b[:24], b[24:], b[::2], b[::-1][:24], b[:24].astype(BF16), None, b[:24]):
+        for _ in range(2):
+            assert_same(isogemm.linear(x, ready, bias, out=given()), product(x, w.T, bias=bias))
+    taken = (b[24:], b[::2], b[:23], b[:24].reshape(1, 24), b[:24].astype(np.float64))
+    found = [execute.again(form, x, ready, given(), bias) is not None for bias in taken]
+    assert found == [True, False, False, False, False]
+    for wrong in (b[:23], b[:24].reshape(1, 24)):
+        with pytest.raises(isogemm.errors.ShapeError):
+            isogemm.linear(x, ready, wrong, out=given())
+    if into:
+        room = poisoned((m * 24 + 12,))
+        out, shared = room[: m * 24].reshape(m, 24), room[-24:]
+        assert execute.again(form, x, ready, out, shared) is None
+        with pytest.raises(isogemm.errors.AliasError):
+            isogemm.linear(x, ready, shared, out=out)
+        assert np.isnan(room).all()
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 @pytest.mark.parametrize("packed", [False, True])
 def test_weights_that_the_last_call_had_too_change_no_bit(rows, packed):

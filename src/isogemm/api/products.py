@@ -184,12 +184,13 @@ def linear(
     """
     form = _LINEAR if out is None else _LINEAR_INTO
     if (
-        bias is contract is mode is cast is out_dtype is activations is None
+        contract is mode is cast is out_dtype is activations is None
         and type(x) is _ndarray
         and (out is None or type(out) is _ndarray)
+        and (bias is None or type(bias) is _ndarray)
         and (type(w) is _ndarray or type(w) is _Packed)
     ):
-        found = _again(form, x, w, out)
+        found = _again(form, x, w, out, bias)
         if found is not None:
             return found
     if mode is not None:
@@ -222,8 +223,7 @@ def linear(
             elif not _fits(out, dtype, (m, n), x, w if type(w) is _ndarray else x, x if bias is None else bias):
                 return dispatch.linear(x, w, bias, contract, out_dtype, out)
             _host.gemm(x, w.T if type(w) is _ndarray else w, out, PLAIN, bias=bias)
-            if bias is None:
-                _learn(form, x, w, out)
+            _learn(form, x, w, out, bias)
             return out
     elif type(x) in _TENSORS:
         found = short.call("linear", x, w, bias, out, (False, contract, out_dtype))

@@ -19,7 +19,7 @@ from ....base.threads import get_num_threads
 from ....contract.spec import Contract
 from ....operands.tensors import uncompiled
 from ....planner.device import Item
-from ....problem.settings import Settings
+from ....problem.settings import PLAIN, Settings
 from .. import pool as pools
 from ..emit import descriptor as f
 from ..pool import MAX_CHUNKS, stride_of
@@ -63,47 +63,52 @@ def gemm(
 
 
 @uncompiled
-def again(form: int, a: Array, b: Array | PackedWeight, out: Array | None = None) -> Array | None:
+def again(
+    form: int, a: Array, b: Array | PackedWeight, out: Array | None = None, bias: Array | None = None
+) -> Array | None:
     """The product, where one of float32 operands like these came before (`learn`); else None, and nothing was written.
 
     One look-up stands for all that is checked and chosen: small products take no longer than that. It goes by sizes
     alone, since Python makes extents and strides anew whenever they are asked for; compiled code compares those.
     """
     lines, size = (b, b.size) if type(b) is _ndarray else (b.lines, b.shape)  # type: ignore[union-attr]
-    known = _known.get((form, a.size, size, counts.chosen))
+    known = _known.get((form, bias is None, a.size, size, counts.chosen))
     if known is None:
         return None
     shape, run, room, threads, needed, template, _rows = known
-    result, own = _empty(shape, FLOAT32) if out is None else out, pools.current
+    result, own, added = _empty(shape, FLOAT32) if out is None else out, pools.current, 0 if bias is None else id(bias)
     memory = own.memory  # kept in this frame, as `Pool.run` does, of which this is the usual way
     if memory[0] >= needed and threads <= own.threads:
-        missed = run(own.words, threads, memory[1], room, template, id(a), id(lines), id(result))
+        missed = run(own.words, threads, memory[1], room, template, id(a), id(lines), id(result), added)
     else:
         missed = BUSY
     if missed == BUSY:
-        missed = own.run(run, room, threads, template, id(a), id(lines), id(result))
+        missed = own.run(run, room, threads, template, id(a), id(lines), id(result), added)
     if missed:
-        other = _kinds.get(_kind(form, a, b, out))
+        other = _kinds.get(_kind(form, a, b, out, bias))
         if other is None or other is known:
             return None
-        _known.keep((form, a.size, size, counts.chosen), other)
-        return again(form, a, b, out)
+        _known.keep((form, bias is None, a.size, size, counts.chosen), other)
+        return again(form, a, b, out, bias)
     return result
 
 
-def _kind(form: int, a: Array, b: Array | PackedWeight, out: Array | None) -> tuple[Any, ...]:
+def _kind(form: int, a: Array, b: Array | PackedWeight, out: Array | None, bias: Array | None) -> tuple[Any, ...]:
     """What calls of one kind have in common: other kinds may have operands of the same sizes.
 
     Plain and packed weights are two kinds, also where their matrices are alike.
     """
     matrices = a, b.lines if isinstance(b, PackedWeight) else b, out
     likes = (None if x is None else (x.shape, x.strides, x.dtype) for x in matrices)
-    return form, type(b), b.shape, *likes, get_num_threads()
+    return form, bias is None, type(b), b.shape, *likes, get_num_threads()
 
 
 @uncompiled
-def learn(form: int, a: Array, b: Array | PackedWeight, out: Array) -> None:
-    """Let `again` take calls like this one, a plain product, checked and computed; `out` is new, or the caller's."""
+def learn(form: int, a: Array, b: Array | PackedWeight, out: Array, bias: Array | None = None) -> None:
+    """Let `again` take calls like this one, checked and computed: a plain product, and a bias of numbers side by side.
+
+    `out` is new, or the caller's.
+    """
     lines, size = (b, b.size) if isinstance(b, np.ndarray) else (b.lines, b.shape)
     if not a.dtype is lines.dtype is out.dtype is FLOAT32:
         return
@@ -111,15 +116,15 @@ def learn(form: int, a: Array, b: Array | PackedWeight, out: Array) -> None:
     into = form in (LINEAR_INTO, INTO)
     if into and min(min(like) for like in likes) < 0:
         return
-    threads = get_num_threads()
-    task = task_for(a, b.T if form in (LINEAR, LINEAR_INTO) and isinstance(b, np.ndarray) else b, out, None, threads)
+    threads, added = get_num_threads(), None if bias is None else Epilogue(PLAIN, None, bias)
+    task = task_for(a, b.T if form in (LINEAR, LINEAR_INTO) and isinstance(b, np.ndarray) else b, out, added, threads)
     rows = task.rows.copy()
     rows[0, f.FLAGS] |= f.COMPARED | (f.INTO if into else 0)
     rows[0, f.LIKE_A : f.LIKE_OUT + 6] = np.ravel(likes)
     room = stride_of(task.scratch)
     known = out.shape, starter(), room, task.threads, room * task.threads, id(rows), rows
-    _kinds.keep(_kind(form, a, b, out if into else None), known)
-    _known.keep((form, a.size, size, threads), known)
+    _kinds.keep(_kind(form, a, b, out if into else None, bias), known)
+    _known.keep((form, bias is None, a.size, size, threads), known)
 
 
 @uncompiled

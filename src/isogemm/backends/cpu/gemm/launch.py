@@ -43,10 +43,19 @@ def _is_like(array, known, at):
 
 
 @njit
-def _are_apart(x, out, known, at):
+def _are_apart(x, nbytes, out, known):
     """Whether no byte between an operand's first and last element is between those of the output."""
     x, out = peek64(x + _DATA), peek64(out + _DATA)
-    return x + known[0, at + 5] <= out or out + known[0, f.LIKE_OUT + 5] <= x
+    return x + nbytes <= out or out + known[0, f.LIKE_OUT + 5] <= x
+
+
+@njit
+def _is_added(bias, known):
+    """Whether an array is a number of A's type for each column of the output, side by side, in whole words."""
+    if peek32(bias + _AXES) != 1 or peek64(bias + _DATA) & 3 or peek64(bias + _TYPE) != known[0, f.LIKE_A + 4]:
+        return False
+    same = peek64(peek64(bias + _EXTENTS)) == known[0, f.LIKE_OUT + 1]
+    return same and peek64(peek64(bias + _STRIDES)) == 4
 
 
 def likeness(array: Array) -> tuple[int, ...]:
@@ -55,20 +64,24 @@ def likeness(array: Array) -> tuple[int, ...]:
     return rows, columns, down, along, id(array.dtype), (rows - 1) * down + (columns - 1) * along + array.itemsize
 
 
-def _start(control, threads, scratch, stride, template, a, b, out):
+def _start(control, threads, scratch, stride, template, a, b, out, bias):
     """Fill in the addresses of a single product and run it, or return BUSY or UNLIKE: a kernel for `Pool.run`.
 
-    Arrays come as the addresses of their objects (`id`), which the caller keeps.
+    Arrays come as the addresses of their objects (`id`), which the caller keeps; 0 for a bias that is none, or that
+    the template has.
     """
     known = carray(pointer_to_words(peek64(template + _DATA)), (2, f.FIELDS))
     flags = known[0, f.FLAGS]
     if flags & f.COMPARED and not (_is_like(a, known, f.LIKE_A) and _is_like(b, known, f.LIKE_B)):
         return UNLIKE
+    if bias and not _is_added(bias, known):
+        return UNLIKE
     if flags & f.INTO and not (
         _is_like(out, known, f.LIKE_OUT)
         and peek32(out + _FLAGS) & _WRITEABLE
-        and _are_apart(a, out, known, f.LIKE_A)
-        and _are_apart(b, out, known, f.LIKE_B)
+        and _are_apart(a, known[0, f.LIKE_A + 5], out, known)
+        and _are_apart(b, known[0, f.LIKE_B + 5], out, known)
+        and (bias == 0 or _are_apart(bias, 4 * known[0, f.LIKE_OUT + 1], out, known))
     ):
         return UNLIKE
     if not take(control, threads):
@@ -81,6 +94,8 @@ def _start(control, threads, scratch, stride, template, a, b, out):
             rows[i, j] = known[i, j]
     first, second = (f.B, f.A) if flags & f.SWAPPED else (f.A, f.B)
     rows[1, first], rows[1, second], rows[1, f.OUT] = a, b, out
+    if bias:
+        rows[1, f.BIAS] = peek64(bias + _DATA)
     # Another thread may write its own address between these two: then weights are asked for, or not, in vain.
     weights = rows[1, f.B]
     rows[1, f.SEEN] = 1 if known[1, f.SEEN] == weights else 0
@@ -111,7 +126,7 @@ def starter() -> Any:
     found = words[0], words[1] & 0xFFFFFFFF, *lists, words[5], words[6] & 0xFFFFFFFF
     if found != (probe.ctypes.data, 2, [2, 3], [40, 16], id(probe.dtype), probe.flags.num):
         raise RuntimeError(f"NumPy {np.__version__} does not keep an array's address, extents and type as published")
-    signature = types.int64(*[types.int64] * 8)
+    signature = types.int64(*[types.int64] * 9)
     return njit(_start, signature=signature).overloads[signature.args].entry_point
 
 
@@ -148,7 +163,7 @@ def launch_single(
         add_epilogue(rows[1], epilogue)
         if batch is None and task.copies_c and not _is_same(epilogue.c, out):
             out[...] = epilogue.c
-    pool().run(starter(), task.scratch, wanted, id(rows), id(a), id(b), id(out))
+    pool().run(starter(), task.scratch, wanted, id(rows), id(a), id(b), id(out), 0)
 
 
 def launch_rows(rows: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:

@@ -88,6 +88,36 @@ def test_a_walk_goes_on_from_out(ways, dtype, contract):
     assert not same(first, start)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("contract", CONTRACTS[:3])
+def test_a_result_goes_where_it_is_told(ways, dtype, contract):
+    """Twice: the second call is one that came before."""
+    a, b, bias = randn(9, 300, dtype=dtype), randn(300, 20, dtype=dtype), randn(20, dtype=dtype)
+    for call, *operands in ((isogemm.matmul, a, b), (isogemm.linear, a, b.T), (isogemm.linear, a, b.T, bias)):
+        for again in range(2):
+            outs = [torch.full((9, 20), float("nan"), dtype=dtype) for _ in range(2)]
+            given = iter(outs)
+            short, long, taken = ways(lambda: call(*operands, out=next(given), contract=contract))  # noqa: B023
+            assert taken, again
+            assert [short is outs[0], long is outs[1]] == [True, True]
+            assert same(short, long)
+
+
+def test_a_result_that_wants_a_further_look_takes_the_long_way(ways):
+    a, b, bias = randn(9, 20), randn(20, 20), randn(20)
+    room = torch.zeros(9, 40)
+    for out in (room[:, :20], room[:, ::2], torch.zeros(20, 9).T):
+        short, long, taken = ways(isogemm.linear, a, b, bias, out=out)
+        assert not taken
+        assert short is long is out
+    for out in (a, b[:9], torch.zeros(9, 20, dtype=torch.bfloat16), torch.zeros(9, 21)):
+        before = out.clone()
+        for _ in range(2):
+            with pytest.raises(IsogemmError):
+                isogemm.linear(a, b, bias, out=out)
+        assert same(out, before)
+
+
 def test_what_has_no_short_path_takes_the_long_one(ways):
     a, b = randn(9, 30), randn(30, 20)
     few = [

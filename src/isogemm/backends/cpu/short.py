@@ -13,7 +13,7 @@ from ...contract.spec import as_contract
 from ...operands.memory import empty, view
 from ...operands.tensors import KINDS, when_seen
 from ...problem.settings import PLAIN, Settings
-from .gemm.execute import gemm, gemm_batched
+from .gemm.execute import INTO, LINEAR_INTO, again, gemm, gemm_batched, learn
 
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
 _DTYPES: dict[Any, np.dtype[Any]] = {}
@@ -33,7 +33,7 @@ def _known(dtype: Any) -> np.dtype[Any] | None:
 
 
 def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> Any:
-    """The product, into a new tensor or, accumulated, into float32 `out`; None where the long way has to look."""
+    """The product, in a new tensor or in `out`; None where the long way has to look."""
     if b is None or type(b) not in KINDS:
         return None
     if len(options) == 3:
@@ -44,7 +44,7 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
         if trans_a != "N" or trans_b != "N":
             return None
     dtype = _DTYPES.get(a.dtype) if a.dtype is b.dtype else None
-    if dtype is None or (out is not None) is not (accumulate is True) or type(accumulate) is not bool:
+    if dtype is None or type(accumulate) is not bool or (accumulate and out is None):
         return None
     into = dtype if out_dtype is None else _known(out_dtype)
     asked = PLAIN
@@ -68,9 +68,8 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
         xa = xa.reshape(-1, xa.shape[-1])
     if xb.ndim != xa.ndim:
         return None
-    if kind == "linear":
-        xb = xb.T
-    n = xb.shape[-1]
+    form = LINEAR_INTO if kind == "linear" else INTO
+    n = xb.shape[0 if form == LINEAR_INTO else -1]
     if bias is not None:
         xbias = _viewed(bias)
         if xbias is None or xbias.shape != (n,):
@@ -80,15 +79,24 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
             return None
         return _stacked(xa, xb, xbias, into, asked)
     m, k = xa.shape
-    if k != xb.shape[0] or not 0 < m * n <= _SMALL:
+    if k != xb.shape[1 if form == LINEAR_INTO else 0] or not 0 < m * n <= _SMALL:
         return None
     if out is not None:
-        return _accumulated(xa, xb, xbias, out, asked)
+        return _into(form, xa, xb, xbias, out, asked, accumulate=accumulate)
     found, result = empty((m, n) if lead is None else (*lead, n), into)
     if lead is not None:
         result = result.reshape(m, n)
-    gemm(xa, xb, result, asked, bias=xbias)
+    _compute(form, xa, xb, xbias, result, asked)
     return found
+
+
+def _compute(form: int, a: Any, b: Any, bias: Any, out: Any, asked: Settings) -> None:
+    """x @ w.T or a @ b, as a call like this one did if one came before."""
+    if asked is PLAIN and again(form, a, b, out, bias) is not None:
+        return
+    gemm(a, b.T if form == LINEAR_INTO else b, out, asked, bias=bias)
+    if asked is PLAIN:
+        learn(form, a, b, out, bias)
 
 
 def _stacked(a: Any, b: Any, bias: Any, into: Any, asked: Settings) -> Any:
@@ -102,19 +110,23 @@ def _stacked(a: Any, b: Any, bias: Any, into: Any, asked: Settings) -> Any:
     return found
 
 
-def _accumulated(a: Any, b: Any, bias: Any, out: Any, asked: Settings) -> Any:
-    """The walk that starts from `out`."""
+def _into(form: int, a: Any, b: Any, bias: Any, out: Any, asked: Settings, *, accumulate: bool) -> Any:
+    """The product in a tensor of the caller's, from which an accumulated walk starts."""
     target = _viewed(out)
     if (
         target is None
-        or asked.contract.order.kind in ("tree", "lanes")
-        or target.dtype is not FLOAT32
-        or target.shape != (a.shape[0], b.shape[1])
+        or (accumulate and asked.contract.order.kind in ("tree", "lanes"))
+        or target.dtype is not (FLOAT32 if accumulate else a.dtype)
+        or target.shape != (a.shape[0], b.shape[0 if form == LINEAR_INTO else 1])
         or not target.flags.carray
         or any(x is not None and np.may_share_memory(target, x) for x in (a, b, bias))
     ):
         return None
-    gemm(a, b, target, Settings(asked.contract, asked.alpha, accumulate=True), c=target, bias=bias)
+    if accumulate:
+        walk = Settings(asked.contract, asked.alpha, accumulate=True)
+        gemm(a, b.T if form == LINEAR_INTO else b, target, walk, c=target, bias=bias)
+    else:
+        _compute(form, a, b, bias, target, asked)
     return out
 
 

@@ -112,6 +112,8 @@ def learn(form: int, a: Array, b: Array | PackedWeight, out: Array, bias: Array 
     lines, size = (b, b.size) if isinstance(b, np.ndarray) else (b.lines, b.shape)
     if not a.dtype is lines.dtype is out.dtype is FLOAT32:
         return
+    if bias is not None and (bias.dtype is not FLOAT32 or bias.strides != (4,)):
+        return
     likes = [likeness(x) for x in (a, lines, out)]
     into = form in (LINEAR_INTO, INTO)
     if into and min(min(like) for like in likes) < 0:

@@ -202,6 +202,27 @@ def test_an_output_is_looked_at_in_calls_like_one_before_too(linear):
     assert_same(held[6:12], want)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("lead", [(), (1,), (2, 3), (2, 1, 5)])
+def test_rows_of_any_axes_are_those_of_a_matrix(lead, dtype):
+    x, w, bias = values((*lead, 20), dtype, seed=1), values((24, 20), dtype, seed=2), values((24,), seed=3)
+    want = product(x.reshape(-1, 20), w.T).reshape(*lead, 24)
+    added = product(x.reshape(-1, 20), w.T, bias=bias).reshape(*lead, 24)
+    for held in (x, values((2, *lead, 20), dtype, seed=1)[0], np.stack([x, x], -1)[..., 0]):
+        held[...] = x
+        for _ in range(2):
+            assert_same(isogemm.linear(held, w), want)
+            assert_same(isogemm.linear(held, isogemm.pack(w)), want)
+            assert_same(isogemm.linear(held, w, bias), added)
+            assert_same(isogemm.matmul(held, w.T), want)
+    for call in (
+        lambda: isogemm.linear(x[..., :19], w),
+        lambda: isogemm.matmul(np.ascontiguousarray(x[..., :19]), w.T),
+    ):
+        with pytest.raises(isogemm.errors.ShapeError, match=r"columns of|inner dimensions"):
+            call()
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("into", [False, True])
 @pytest.mark.parametrize("m", [1, 3, 40])

@@ -99,6 +99,8 @@ def matmul(
         found = _again(form, a, b, out)
         if found is not None:
             return found
+        if out is None and b.ndim == 2 and _are_rows(a, b.shape[0]):
+            return matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
     if mode is not None:
         contract = contract_of(mode, contract)
     if cast is not None:
@@ -193,6 +195,8 @@ def linear(
         found = _again(form, x, w, out, bias)
         if found is not None:
             return found
+        if out is None and len(w.shape) == 2 and _are_rows(x, w.shape[1]):
+            return linear(x.reshape(-1, x.shape[-1]), w, bias).reshape(*x.shape[:-1], w.shape[0])
     if mode is not None:
         contract = contract_of(mode, contract)
     if cast is not None:
@@ -230,6 +234,11 @@ def linear(
         if found is not None:
             return found
     return dispatch.linear(x, w, bias, contract, out_dtype, out)
+
+
+def _are_rows(x: Any, k: int) -> bool:
+    """Whether an array of more axes than a matrix, or of one, is rows of k that lie side by side, as a matrix has."""
+    return x.ndim not in (0, 2) and x.shape[-1] == k and x.size > 0 and x.flags.c_contiguous
 
 
 def _fits(out: Any, dtype: Any, shape: tuple[int, int], *operands: Any) -> bool:

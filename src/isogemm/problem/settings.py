@@ -132,9 +132,9 @@ def check_product(
 
 def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
     value = f"a {list(a)} and b {list(b)}"
-    if a[:-2] != b[:-2]:
+    if a[-1] == b[-2]:
         return ShapeError("batch dimensions", limit="equal in a and b", value=value, nearest=f"b {[*a[:-2], *b[-2:]]}")
-    nearest = f"b {[a[-1], b[-1]]}"
+    nearest = f"b {[*b[:-2], a[-1], b[-1]]}"
     if a[-1] == b[-1]:
         nearest += ", or is b a weight [n, k]? linear(x, w), or w.T"
     said = f"inner dimensions differ: a is {list(a)}, b is {list(b)}; b needs {a[-1]} rows"

@@ -155,7 +155,7 @@ def read_config(path: str) -> Model:
     found = found.get("text_config", found) if isinstance(found, dict) else {}
     for key, listed in _UNLISTED.items():
         value = found.get(key) or 0
-        if (len(value) if isinstance(value, list | str) else value) > listed:
+        if (len(value) if isinstance(value, list | str | dict) else value) > listed:
             limit = f"at most {listed}: linears of such layers are not known here"
             raise OptionError(
                 f"{key} in {path}", limit=limit, value=value, nearest="a decoder whose layers are all alike"

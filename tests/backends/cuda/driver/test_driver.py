@@ -6,6 +6,7 @@ import contextlib
 import struct
 import threading
 from ctypes import c_char_p, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from dataclasses import replace
 
 import pytest
 from tests.backends.cuda.fake import FakeCuda
@@ -175,6 +176,15 @@ def test_the_limit_of_shared_memory_is_raised_only_where_needed():
     assert fake.attributes == {}
     kernel.bind(PARAMS, grid=(1,), block=(32,), shared=231424)
     assert fake.attributes == {MAX_DYNAMIC_SHARED: 231424}
+
+
+@pytest.mark.parametrize("static", [0, 144])
+@pytest.mark.parametrize("blocks", range(1, 9))
+def test_shared_memory_keeps_one_more_block_out(static, blocks):
+    """Of 228 KB of an H200's multiprocessor, each block takes what it asks for, its own and 1 KB of the system's."""
+    kernel = replace(kernel_of(FakeCuda()), static_shared=static, max_shared=227 * 1024 - static)
+    each = kernel.shared_of(blocks) + static + 1024
+    assert blocks * each <= 228 * 1024 < (blocks + 1) * each
 
 
 def test_an_empty_grid_launches_nothing():

@@ -110,6 +110,11 @@ def test_a_result_that_wants_a_further_look_takes_the_long_way(ways):
         short, long, taken = ways(isogemm.linear, a, b, bias, out=out)
         assert not taken
         assert short is long is out
+    for rows, out in ((a.view(3, 3, 20), torch.zeros(9, 20)), (a[0], torch.zeros(1, 20))):  # of other axes than x
+        for _ in range(2):
+            with pytest.raises(ShapeError):
+                isogemm.linear(rows, b, bias, out=out)
+        assert not out.any()
     for out in (a, b[:9], torch.zeros(9, 20, dtype=torch.bfloat16), torch.zeros(9, 21)):
         before = out.clone()
         for _ in range(2):

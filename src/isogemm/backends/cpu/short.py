@@ -58,7 +58,7 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
         return None
     lead = None
     if a.dim() != (3 if kind == "gemm_strided_batched" else 2):
-        if kind != "linear" or not a.is_contiguous() or a.dim() == 0:
+        if kind != "linear" or out is not None or not a.is_contiguous() or a.dim() == 0:
             return None
         lead = a.shape[:-1]
     xa, xb, xbias = view(a, dtype), view(b, dtype), None

@@ -84,6 +84,7 @@ class HostBench:
     tasks: list[tuple[int, Callable[[], None]]] = field(default_factory=list)
     rounds: list[tuple[str, ...]] = field(default_factory=list)
     compared: list[Product] = field(default_factory=list)
+    in_a_row: int = 0  # of the last round
 
     @contextlib.contextmanager
     def compiled_alone(self) -> Iterator[None]:
@@ -108,12 +109,16 @@ class HostBench:
             self.tasks.sort(key=lambda item: item[0])
             self.tasks.pop(0)[1]()
 
-    def round(self, product: Product, launches: Sequence[Any], at: Addresses, stream: int, patience: int) -> HostRound:
+    def round(
+        self, product: Product, launches: Sequence[Any], at: Addresses, stream: int, in_a_row: int, patience: int
+    ) -> HostRound:
         names = []
         for launch in launches:
-            launch(at, stream)
+            for _ in range(in_a_row):
+                launch(at, stream)
             names.append(launch.config)
         self.rounds.append(tuple(names))
+        self.in_a_row = in_a_row
         return HostRound([self.clock(name) for name in names], self)
 
     def operands(self, product: Product) -> tuple[Any, Addresses]:
@@ -371,6 +376,13 @@ def test_the_budget_bounds_what_is_timed() -> None:
     here = Here(own=("best", "second"), expects={"best": 9000.0, "second": 9100.0})
     here.settle(here.chooser.serve(P))
     assert not here.bench.rounds
+
+
+@pytest.mark.parametrize(("us", "in_a_row"), [(20.0, 3), (2000.0, 1)])
+def test_short_kernels_are_timed_behind_their_like(us: float, in_a_row: int) -> None:
+    here = Here(own=("best", "second"), expects={"best": us, "second": 1.1 * us})
+    here.settle(here.chooser.serve(P))
+    assert here.bench.in_a_row == in_a_row
 
 
 def test_a_call_waits_for_no_round() -> None:

@@ -44,6 +44,9 @@ NEAR, FEW, BUILT = 1.35, 8, 5  # times the best; near kernels of ours that are t
 ALGORITHMS = 4  # of a library
 ROUNDS, TRIES = 5, 12  # times that each is timed, and how often that is begun
 BEHIND = 1.3  # times the fastest: not timed again
+# Kernels are timed behind their like, as a model calls them: what is fastest alone may not be, since a launch that
+# begins early takes room from the one before. Of products that take longer it makes no difference.
+IN_A_ROW, SHORT = 3, 100.0  # microseconds
 CHECKED_MS = 60.0  # of the device's time, for the comparison of a library's algorithms with one of ours
 PATIENCE, LONGEST = 10.0, 300.0  # seconds that a capture waits for kernels that are being compiled, and `warm`
 AT_ONCE = 8  # threads that compile for a call that waits
@@ -383,7 +386,7 @@ class Live:
         again = watch.rounds < ROUNDS and watch.tries < TRIES and len(watch.running) > 1
         if again and watch.budget - watch.spent > watch.spent / max(1, watch.tries):
             patience = 1 + min(3, watch.tries - watch.rounds)
-            watch.round = self.bench.round(product, watch.running, at, stream, patience)
+            watch.round = self.bench.round(product, watch.running, at, stream, watch.in_a_row, patience)
             if watch.round is not None:
                 return
         if watch.rounds:
@@ -397,7 +400,9 @@ class Live:
         own = [*self._all_bound(near, product)[:FEW], *self._all_bound(others, product)]
         served = self._all_bound(libraries, product)
         bound = [x for pair in zip_longest(own, served) for x in pair if x is not None]
-        while bound and sum(x.expected_us or 0.0 for x in bound) > 1e3 * watch.budget:
+        expected = [x.expected_us or 0.0 for x in bound]
+        watch.in_a_row = IN_A_ROW if min(expected, default=0.0) <= SHORT else 1
+        while bound and watch.in_a_row * sum(expected[: len(bound)]) > 1e3 * watch.budget:
             bound.pop()
         watch.leader = relay
         watch.uses = {x.launch: Use(x.family, x.config) for x in bound}

@@ -22,7 +22,7 @@ class Relay:
 
 
 class Round(Protocol):
-    """One timed run of each of several kernels, enqueued."""
+    """Timed runs of several kernels, enqueued: each behind its like, as many times as was asked for."""
 
     def done(self) -> bool:
         """Whether the device has come to its end; waits for nothing."""
@@ -33,7 +33,7 @@ class Round(Protocol):
         ...
 
     def microseconds(self) -> Sequence[float]:
-        """Of each kernel."""
+        """Of one run of each kernel."""
         ...
 
     def whole(self) -> float:
@@ -53,11 +53,11 @@ class LiveBench(Protocol):
         ...
 
     def round(
-        self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, patience: int
+        self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, in_a_row: int, patience: int
     ) -> Round | None:
-        """Enqueue one run of each, with operands from beyond the caches; None where there is no memory for it.
+        """Enqueue `in_a_row` runs of each, the first with operands from beyond the caches.
 
-        With more `patience` the host may take longer to enqueue it.
+        With more `patience` the host may take longer to enqueue it. None where there is no memory for it.
         """
         ...
 

@@ -82,6 +82,7 @@ class Pending:
         self.uses: dict[Launch, Use] = {}  # the launches that are timed
         self.times: dict[Launch, float] = {}  # the least of each
         self.running: list[Launch] = []  # those that are not far behind
+        self.in_a_row = 1  # runs of each in a round
         self.round: Round | None = None
         self.tries, self.rounds = 0, 0
 

@@ -4,8 +4,11 @@ A round begins with a pause on the stream, during which all of it is enqueued, s
 round whose pause was over too early does not count. Before each timed run a memset of twice the second-level cache
 makes operands cold, and reading half of that writes back what the memset left there: kernels of 24 drawn products were
 ordered as by graphs with rotated weights to 0.9 % of their time in the mean, after the memset alone to 2.2 % (H200,
-three runs of each). Nothing waits for the device: events are asked, at later calls, whether they have come to pass. All
-of it is done in the relaxed capture mode, so that no thread that captures a graph is disturbed.
+three runs of each). Short kernels are run behind their like, without an event between: a launch that begins before the
+one before it ends takes room from that, and what is fastest alone may be slower in a row.
+
+Nothing waits for the device: events are asked, at later calls, whether they have come to pass. All of it is done in the
+relaxed capture mode, so that no thread that captures a graph is disturbed.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from ..driver.waiting import compiled_alone
 from .cublaslt import compare
 
 COLD = 2  # times the second-level cache
-PAUSE, EACH = 300_000, 80_000  # nanoseconds of a round, and for each kernel: enqueueing one took some 40 us
+PAUSE, EACH = 300_000, 80_000  # nanoseconds of a round, and for each kernel: enqueueing one took some 40 us, the next 5
 SWITCH = 2e-5  # seconds that another thread may keep the GIL for, while a round is enqueued: each call gives it up
 SHARE = 0.25  # of the memory that is free, for operands of a comparison
 
@@ -70,9 +73,9 @@ class CudaLive:
         return busy()
 
     def round(
-        self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, patience: int = 1
+        self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, in_a_row: int, patience: int
     ) -> CudaRound | None:
-        """Enqueue one cold run of each; an output that is read as well is left alone, another gets the bits it has."""
+        """Enqueue runs of each; an output that is read as well is left alone, another gets the bits it has."""
         import torch
 
         words = facts.device(self.device).l2_bytes // 4
@@ -98,9 +101,10 @@ class CudaLive:
                     cold.zero_()
                     read(stream, cold.data_ptr(), words)
                     begin.record()
-                    launch(at, stream)
+                    for _ in range(in_a_row):
+                        launch(at, stream)
                     end.record()
-                return CudaRound(pairs, 1e-6 * waiting, not gate.query())
+                return CudaRound(pairs, in_a_row, 1e-6 * waiting, not gate.query())
             finally:
                 sys.setswitchinterval(before)
 
@@ -140,8 +144,8 @@ class CudaLive:
 class CudaRound:
     """Pairs of events, one for each launch."""
 
-    def __init__(self, pairs: list[list[Any]], waiting: float, valid: bool) -> None:
-        self.pairs, self._waiting, self._valid = pairs, waiting, valid
+    def __init__(self, pairs: list[list[Any]], in_a_row: int, waiting: float, valid: bool) -> None:
+        self.pairs, self._in_a_row, self._waiting, self._valid = pairs, in_a_row, waiting, valid
 
     def valid(self) -> bool:
         """Whether the pause was still on when the last launch had been enqueued."""
@@ -153,9 +157,9 @@ class CudaRound:
             return bool(self.pairs[-1][1].query())
 
     def microseconds(self) -> list[float]:
-        """Between the events of each launch."""
+        """Of one launch, by the events around those of each kernel."""
         with relaxed():
-            return [1e3 * float(begin.elapsed_time(end)) for begin, end in self.pairs]
+            return [1e3 / self._in_a_row * float(begin.elapsed_time(end)) for begin, end in self.pairs]
 
     def whole(self) -> float:
         """Milliseconds of the pause, and from the first event to the last where the host was ahead of them."""

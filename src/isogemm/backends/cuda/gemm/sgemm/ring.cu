@@ -7,7 +7,7 @@
 // A block computes BM x BN, a warp LANES_M * TM by LANES_N * TN, a thread TM x TN in registers. Panels of BK of K go
 // through a ring of STAGES buffers, which COPIERS warps of their own fill by asynchronous copies: a warp that multiplies
 // issues in order, so a copy among its products would hold up the chain. What bounds it is what shared memory hands to
-// registers, 64 values a cycle: TM + TN of them a thread for TM * TN products.
+// registers: TM + TN values a thread for TM * TN products, and either takes a cycle of its quarter of the multiprocessor.
 //
 // An operand lies in shared memory as it lies in memory (strides `_r` along m or n, `_k` along k), and is copied in pieces
 // of V values, as many as addresses and strides allow:
@@ -19,7 +19,7 @@
 #include "include/fp32_epilogue.cu"
 
 constexpr int LANES_N = 32 / LANES_M, WARPS_M = BM / (LANES_M * TM), WARPS_N = BN / (LANES_N * TN);
-constexpr int WALKERS = 32 * WARPS_M * WARPS_N, COPYING = 32 * COPIERS, STEPS = BK / 4, BUFFER = (BM + BN) * BK * 4;
+constexpr int WALKERS = 32 * WARPS_M * WARPS_N, COPYING = 32 * COPIERS, THREADS = WALKERS + COPYING, STEPS = BK / 4, BUFFER = (BM + BN) * BK * 4;
 static_assert(!(DEEP_A || DEEP_B) || (BK & BK - 1) == 0);
 constexpr int GROUP = 8;  // tiles of m that share columns of B in L2
 
@@ -58,26 +58,26 @@ struct Side {
   i64 line, across, panel;  // elements from one of a thread's copies to the next, down and along lines; from panel to panel
   int rows, first, read;
 
-  __device__ __forceinline__ Side(const float* p, i64 r, i64 k, int row0, int rows, int warp, int lane)
+  __device__ __forceinline__ Side(const float* p, i64 r, i64 k, int row0, int rows, int copier, int warp, int lane)
       : line(EVERY * (DEEP ? r : k)), across(ACROSS * V * (DEEP ? k : r)), panel(BK * k), rows(rows - row0),
         first(warp * LANES * T + lane * (DEEP ? 1 : W)) {
-    const int thread = threadIdx.x % COPYING, l = thread / ACROSS, x = thread % ACROSS * V;
+    const int l = copier / ACROSS, x = copier % ACROSS * V;
     from = p + (row0 + (DEEP ? l : x)) * r + (DEEP ? x : l) * k;
     read = DEEP ? first * BK * 4 + first % X * 16 : first * 4;
   }
   // The next panel, of which `left` of K are there.
-  __device__ __forceinline__ void copy(u32 to, int left) {
-    if (left >= BK && (DEEP || rows >= ROWS)) copy<true>(to, left);
-    else copy<false>(to, left);
+  __device__ __forceinline__ void copy(u32 to, int left, int copier) {
+    if (left >= BK && (DEEP || rows >= ROWS)) copy<true>(to, left, copier);
+    else copy<false>(to, left, copier);
     from += panel;
   }
   template <bool WHOLE>
-  __device__ __forceinline__ void copy(u32 to, int left) const {
-    const int thread = threadIdx.x % COPYING, l = thread / ACROSS, lines = min(DEEP ? rows : WHOLE ? BK : left, LINES);
+  __device__ __forceinline__ void copy(u32 to, int left, int copier) const {
+    const int l = copier / ACROSS, lines = min(DEEP ? rows : WHOLE ? BK : left, LINES);
     if (COPYING % ACROSS && l >= EVERY) return;
 #pragma unroll
     for (int j = 0; j < TIMES; ++j) {
-      const int x = (thread % ACROSS + j * ACROSS) * V, bytes = 4 * min(min(DEEP ? left : rows, LENGTH) - x, V);
+      const int x = (copier % ACROSS + j * ACROSS) * V, bytes = 4 * min(min(DEEP ? left : rows, LENGTH) - x, V);
       if (WHOLE ? PIECES % ACROSS && x >= LENGTH : bytes <= 0) continue;
       const float* p = from + j * across;
       u32 at = to + 4 * l * LENGTH;
@@ -166,11 +166,11 @@ struct Turn {
 };
 
 // What copiers do of a walk.
-__device__ __forceinline__ void copy(A& a, B& b, Turn& turn, int count) {
+__device__ __forceinline__ void copy(A& a, B& b, Turn& turn, int count, int copier) {
 #pragma unroll 1
   for (int left = count; left > 0; left -= BK) {
     barrier_wait(turn.empty(), turn.parity ^ 1);
-    a.copy(turn.buffer(), left), b.copy(turn.buffer() + BM * BK * 4, left);
+    a.copy(turn.buffer(), left, copier), b.copy(turn.buffer() + BM * BK * 4, left, copier);
     arrive_behind_copies(turn.full());
     turn.next();
   }
@@ -185,6 +185,18 @@ struct Lane {
     m = LANES_N == 1 ? lane : lane / 2 % LANES_M, n = LANES_N == 1 ? 0 : lane % 2 + lane / (2 * LANES_M) * 2;
   }
 };
+
+// A thread's number in its block, beginning with the walkers. Places of warps lie on the four quarters of a multiprocessor in
+// turns, so blocks of as many warps as divide four would leave quarters to copiers, which issue next to nothing: warps of
+// neighbouring blocks change their parts. Synchronizes the block.
+__device__ __forceinline__ int part_of_block() {
+  __shared__ int turned;
+  u32 place;
+  asm volatile("mov.u32 %0, %%warpid;" : "=r"(place));
+  if (threadIdx.x == 0) turned = place / 4;
+  __syncthreads();
+  return THREADS % 64 ? threadIdx.x : (threadIdx.x + turned * 32) % THREADS;
+}
 
 // This warp has read what it wants of a buffer.
 __device__ __forceinline__ void leave(Turn& turn) {
@@ -232,7 +244,7 @@ __device__ __forceinline__ void walk(
   if (rest) leave(turn);
 }
 
-extern "C" __global__ void __launch_bounds__(WALKERS + COPYING, MIN_BLOCKS)
+extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(const float* a, const float* b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
       i64 b_k, i64 b_batch, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n,
       int k, int batch, int leaf, int types, float alpha, float beta) {
@@ -243,22 +255,21 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
   const int m0 = (first + in % high) * BM, n0 = in / high * BN;
   const i64 item = blockIdx.y + (i64)blockIdx.z * gridDim.y;
   if (item >= batch) return;
-  const int warp = threadIdx.x / 32;
   const Lane lane;
   Turn turn{shared(ring), shared(bars)};
-  for (int i = threadIdx.x; i < 2 * STAGES; i += WALKERS + COPYING)
+  for (int i = threadIdx.x; i < 2 * STAGES; i += THREADS)
     barrier_init(turn.bars + i * 8, i < STAGES ? COPYING : WALKERS / 32);
-  __syncthreads();
-  A x(a + item * a_batch, a_r, a_k, m0, m, warp / WARPS_N, lane.m);
-  B y(b + item * b_batch, b_r, b_k, n0, n, warp % WARPS_N, lane.n);
+  const int thread = part_of_block(), warp = thread / 32;
+  A x(a + item * a_batch, a_r, a_k, m0, m, thread % COPYING, warp / WARPS_N, lane.m);
+  B y(b + item * b_batch, b_r, b_k, n0, n, thread % COPYING, warp % WARPS_N, lane.n);
   const float *const from_a = x.from, *const from_b = y.from;
   const bool parts = LEAF && leaf % BK;  // leaves that end within a panel are walked one by one
   const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
   wait_for_predecessor();
-  if (threadIdx.x >= WALKERS) {
+  if (thread >= WALKERS) {
     for (int begin = 0; begin < k; begin += leaf) {
       x.from = from_a + begin * a_k, y.from = from_b + begin * b_k;
-      copy(x, y, turn, parts ? min(k - begin, leaf) : k);
+      copy(x, y, turn, parts ? min(k - begin, leaf) : k, thread - WALKERS);
       if (!parts || k - begin <= leaf) break;  // begin + leaf may not fit an int
     }
     wait_for_copies();

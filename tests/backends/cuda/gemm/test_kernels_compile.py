@@ -229,7 +229,8 @@ def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels):
     for ring, (kernel,) in made.items():
         fused, copied, stored = kernel.machine_counts("FFMA", "LDGSTS", "STS")
         assert min(fused, copied) > 0, ring
-        assert stored == kernel.spilled == 0, ring
+        assert kernel.spilled == 0, ring
+        assert stored <= 1, ring  # of the parts that warps take
         # Copies of a variable size cost ten instructions each: those of whole panels have none.
         assert any(line.startswith("LDGSTS") and "ZFILL" not in line for line in kernel.machine_code), ring
 

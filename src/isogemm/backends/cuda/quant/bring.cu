@@ -1,7 +1,7 @@
 // What one thread brings to the ring of quant/ring.cu, for quant/many.cu and quant/apart.cu: of each 64 of K, BX rows of x and,
 // KS * X_BYTES further on, codes of TILES tiles of W; scales of super-blocks into slots behind the ring, with the first. What
-// lies outside of x and of W comes as zeros. A copy takes that thread some 50 cycles, so one brings a stage of W, and, where K
-// is WHOLE times 64, one a stage of x.
+// lies outside of x and of W comes as zeros. One copy brings a stage of W, and, where K is WHOLE times 64, one a stage of x: the
+// fewer the faster.
 struct Producer {
   const Map *map_x, *map_w, *map_s;  // of x, of W's codes (and scales, where they are together), of scales
   u32 ring, full;

@@ -1,6 +1,6 @@
 """What the float32 kernels are expected to take: rounds of blocks, of which a multiprocessor holds several.
 
-Fitted to timings of 75 products on an H200, half of them drawn, the others slow: docs/design/0011-cost-model.md.
+Fitted to timings of 81 products on an H200, half of them drawn, the others slow: docs/design/0011-cost-model.md.
 """
 
 from __future__ import annotations
@@ -12,31 +12,32 @@ from .tiles import COPIED, RINGS, TILES, blocks_of, copies, in_step, modes, out_
 # Cycles for one of K: of a block alone on its multiprocessor, which waits, and of each of several, which share what
 # bounds them.
 WALKS = {
-    "128x128 k8": (178, 150),
-    "64x128 k8": (120, 80.6),
-    "64x64 k16": (80.4, 46.6),
-    "2x16 k128 s5": (4.59, 1.63),
-    "4x8 k128 s6": (5.84, 1.77),
-    "4x16 k64 s8": (8.54, 2.48),
-    "8x8 k128 s5": (7.11, 1.83),
-    "8x16 k64 s8": (8.56, 3.58),
-    "8x32 k64 s4": (11.7, 5.61),
-    "16x32 k64 s4": (11.5, 9.9),
-    "32x12 k64 s6": (8.72, 8.46),
-    "32x32 k64 s4": (16.7, 15.2),
-    "32x64 k64 s3": (27.7, 27.9),
-    "48x64 k32 s4": (43.2, 40.4),
-    "56x64 k32 s4": (49.8, 46.4),
-    "32x128 k32 s4": (60.6, 52),
-    "40x128 k32 s4": (58.7, 64.1),
-    "48x128 k32 s4": (74.4, 76.4),
+    "128x128 k8": (186, 126),
+    "64x128 k8": (167, 67.4),
+    "64x64 k16": (90.5, 40.7),
+    "2x16 k128 s5": (4.42, 0.93),
+    "4x8 k128 s6": (7.75, 0.86),
+    "8x8 k128 s5": (6.83, 1.3),
+    "12x8 k128 s5": (9.55, 1.71),
+    "8x16 k64 s8": (6.02, 4.34),
+    "8x16 k128 s4": (9.96, 2.29),
+    "8x32 k64 s4": (13.5, 5.52),
+    "16x16 k128 s3": (15.8, 3.27),
+    "20x16 k64 s5": (22.6, 3.66),
+    "16x32 k64 s4": (27.8, 5.74),
+    "20x32 k64 s4": (34.5, 6.85),
+    "32x32 k64 s4": (17.3, 15.5),
+    "32x64 k64 s3": (28.7, 26.4),
+    "56x64 k32 s4": (36.6, 47.2),
+    "40x128 k32 s4": (38.3, 64.5),
+    "48x128 k32 s4": (89.1, 70),
 }
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
-CYCLES, BYTES = 1980, 4.5e6  # of a microsecond: of a multiprocessor, from memory
-START, ROUND = 2.43, 1.68  # microseconds of a launch, and of filling and storing a round of tiles
-LINES = 3.49  # cycles for one of K, of a ring that copies an operand along its rows
+CYCLES, BYTES = 1980, 4.62e6  # of a microsecond: of a multiprocessor, from memory
+START, ROUND = 2.33, 1.64  # microseconds of a launch, and of filling and storing a round of tiles
+LINES = 3.41  # cycles for one of K, for each operand that a ring copies along its rows
 # Times as long: a ring's copies of 4 bytes; single loads of tiles along rows, and along K.
-RING_ODD, ACROSS, ALONG = 1.15, 1.13, 2.0
+RING_ODD, ACROSS, ALONG = 1.22, 1.13, 1.97
 
 
 def microseconds(p: Product, config: str, multiprocessors: int) -> float:
@@ -48,8 +49,8 @@ def microseconds(p: Product, config: str, multiprocessors: int) -> float:
         return microseconds(inner, name, multiprocessors) + START + copied / BYTES
     tile = RINGS.get(name) or TILES[name]
     alone, each = WALKS[name]
-    if name in RINGS and not all(deep for deep, _ in copies(p, RINGS[name])):
-        each = together(each, LINES)
+    if name in RINGS:
+        each = together(each, LINES * sum(not deep for deep, _ in copies(p, RINGS[name])))
     rounds, rest = divmod(blocks_of(p, tile) * p.batch, multiprocessors * tile.blocks)
     cycles = rounds * together(alone, tile.blocks * each)
     if rest:

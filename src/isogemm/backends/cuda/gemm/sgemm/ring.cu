@@ -259,9 +259,9 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
   Turn turn{shared(ring), shared(bars)};
   for (int i = threadIdx.x; i < 2 * STAGES; i += THREADS)
     barrier_init(turn.bars + i * 8, i < STAGES ? COPYING : WALKERS / 32);
-  const int thread = part_of_block(), warp = thread / 32;
-  A x(a + item * a_batch, a_r, a_k, m0, m, thread % COPYING, warp / WARPS_N, lane.m);
-  B y(b + item * b_batch, b_r, b_k, n0, n, thread % COPYING, warp % WARPS_N, lane.n);
+  const int thread = part_of_block(), warp = thread / 32, copier = thread % COPYING;
+  A x(a + item * a_batch, a_r, a_k, m0, m, copier, warp / WARPS_N, lane.m);
+  B y(b + item * b_batch, b_r, b_k, n0, n, copier, warp % WARPS_N, lane.n);
   const float *const from_a = x.from, *const from_b = y.from;
   const bool parts = LEAF && leaf % BK;  // leaves that end within a panel are walked one by one
   const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
@@ -269,7 +269,7 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
   if (thread >= WALKERS) {
     for (int begin = 0; begin < k; begin += leaf) {
       x.from = from_a + begin * a_k, y.from = from_b + begin * b_k;
-      copy(x, y, turn, parts ? min(k - begin, leaf) : k, thread - WALKERS);
+      copy(x, y, turn, parts ? min(k - begin, leaf) : k, copier);
       if (!parts || k - begin <= leaf) break;  // begin + leaf may not fit an int
     }
     wait_for_copies();

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..backends import planner
-from ..base.arguments import of_type
+from ..base.arguments import extent, of_type
 from ..base.dtypes import DTYPES, ITEMSIZE, as_dtype, name_of
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
@@ -120,8 +120,7 @@ def plan(
         A GPU that is not there and has no table, or no kernel of it supports the product.
     """
     for name, value in (("m", m), ("n", n), ("k", k)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise ShapeError(name, limit="a whole number of at least 0", value=repr(value), nearest=_whole(value))
+        extent(name, value, 0)
     dtype = _element("dtype", dtype)
     b_type = dtype if weight_dtype is None else _element("weight_dtype", weight_dtype)
     out_type = ("float32" if b_type == "float32" else dtype) if out_dtype is None else _element("out_dtype", out_dtype)
@@ -170,8 +169,7 @@ def _several(
     numbers = {"batch": [batch], "groups": list(groups or ()), "heads": list(heads or ())}
     for name, sizes in numbers.items():
         for size in sizes:
-            if isinstance(size, bool) or not isinstance(size, int) or size < (name != "groups"):
-                raise ShapeError(name, limit="whole numbers of at least 1", value=repr(size), nearest=1)
+            extent(name, size, int(name != "groups"))
     if groups is not None:
         if sum(groups) != m:
             raise ShapeError("groups", limit=f"rows that sum to m, {m}", value=sum(groups), nearest=f"m={sum(groups)}")
@@ -205,11 +203,3 @@ def _operation(name: str, value: str) -> str:
     if text not in ("N", "T", "C"):
         raise OptionError(name, limit="N, T or C", value=repr(value), nearest="N")
     return "T" if text == "C" else text
-
-
-def _whole(value: Any) -> int:
-    """The whole number that was meant by text or by a float, or 0."""
-    try:
-        return max(0, int(value))
-    except (TypeError, ValueError, OverflowError):
-        return 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..backends import find, of_tensor, open_device
+from ..base.arguments import extent
 from ..base.dtypes import FLOAT32, NUMPY, TORCH, as_dtype, check_dtype
 from ..base.progress import progress_bar
 from ..base.tuning import BUDGET, get_tuning
@@ -121,8 +122,7 @@ def _rows(m: int | Iterable[int]) -> Sequence[int]:
     if not found:
         raise ShapeError("m", limit="at least one number of rows", value="none", nearest=1)
     for count in found:
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise ShapeError("m", limit="whole numbers of at least 1", value=repr(count), nearest=1)
+        extent("m", count)
     return found
 
 
@@ -149,8 +149,7 @@ def _layers(x: Any, dtype: str, device: Any) -> Iterator[tuple[DeviceId, int, in
             raise OptionError("warm", limit="a model, or pairs of n and k", value=repr(pair), nearest="[(4096, 4096)]")
         n, k = pair
         for what, size in (("n", n), ("k", k)):
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                raise ShapeError(what, limit="a whole number of at least 1", value=repr(size), nearest=1)
+            extent(what, size)
         yield place, n, k, found.name, None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, OptionError
+from ..errors import DTypeError, OptionError, ShapeError
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
@@ -88,6 +88,23 @@ def whole(name: str, x: Any) -> int:
         return operator.index(x)
     except (TypeError, ValueError, RuntimeError) as error:
         raise DTypeError(name, limit="a whole number", value=shown(x), nearest="0") from error
+
+
+def extent(name: str, x: Any, least: int = 1) -> int:
+    """A size, a whole number of at least `least`.
+
+    Raises
+    ------
+    ShapeError
+        With the size that text or a float meant.
+    """
+    if isinstance(x, int) and not isinstance(x, bool) and x >= least:
+        return x
+    try:
+        meant = max(least, int(x))
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        meant = least
+    raise ShapeError(name, limit=f"a whole number of at least {least}", value=repr(x), nearest=meant)
 
 
 def strings(name: str, x: Any, nearest: str) -> tuple[str, ...]:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..backends import accelerator, open_device
+from ..base.arguments import extent
 from ..base.disk import write_whole
 from ..base.dtypes import NUMPY
 from ..contract.spec import ContractLike, as_contract
-from ..errors import DeviceError, OptionError, ShapeError
+from ..errors import DeviceError, OptionError
 from ..operands.device_array import DeviceId
 from ..planner.tables import Table, dump, load, user_table_path
 from ..planner.tuning import SWEEP, Progress, Wanted, pose, tune
@@ -55,8 +56,7 @@ def _wanted(row: dict[str, Any], i: int, path: str) -> Wanted:
         raise OptionError(where, limit=", ".join(sorted(FIELDS)), value=sorted(set(row) - FIELDS), nearest="n and k")
     ms = row.get("m", [])
     for name, value in (("n", row.get("n")), ("k", row.get("k")), ("batch", row.get("batch", 1)), *_each("m", ms)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ShapeError(f"{where}, {name}", limit="a whole number of at least 1", value=repr(value), nearest=1)
+        extent(f"{where}, {name}", value)
     trans = str(row.get("trans", "NT")).upper()
     if trans not in ("NN", "NT", "TN", "TT"):
         raise OptionError(f"{where}, trans", limit="NN, NT, TN or TT", value=repr(trans), nearest="NT")

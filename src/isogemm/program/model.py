@@ -9,6 +9,7 @@ from math import inf
 from typing import Any
 
 from ..backends.cpu.quant.layout import COLUMNS
+from ..base.arguments import extent
 from ..errors import OptionError, ShapeError
 from ..quant.encode import weight_format
 
@@ -95,9 +96,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "num_key_value_heads", "head_dim"):  # fmt: skip
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ShapeError(name, limit="a whole number of at least 1", value=repr(value), nearest=1)
+            extent(name, getattr(self, name))
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
             raise ShapeError("num_attention_heads", limit=f"a multiple of {shared}", value=heads, nearest=shared)
@@ -111,8 +110,7 @@ class DecoderConfig:
         for name, legal in (("norm", NORMS), ("mlp", MLPS)):
             if getattr(self, name) not in legal:
                 raise OptionError(name, limit=" or ".join(legal), value=getattr(self, name), nearest=legal[0])
-        if isinstance(self.positions, bool) or not isinstance(self.positions, int) or self.positions < 0:
-            raise ShapeError("positions", limit="a whole number of at least 0", value=repr(self.positions), nearest=0)
+        extent("positions", self.positions, 0)
         if self.fused_qkv and (self.head_norms or not self.positions):
             limit = "False with rope or norms of heads"
             raise OptionError("fused_qkv", limit=limit, value=True, nearest=False)

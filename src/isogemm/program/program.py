@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.arguments import extent
 from ..base.disk import write_whole
 from ..base.threads import get_num_threads
 from ..contract.attention import LEAF
@@ -305,8 +306,7 @@ def lower(
     count = get_num_threads() if threads is None else threads
     sizes = {"batch": batch, "tokens": tokens, "micro_batches": micro_batches, "leaf": leaf, "threads": count}
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ShapeError(name, limit="a whole number of at least 1", value=repr(size), nearest=1)
+        extent(name, size)
     for name, size, most in (("batch * tokens", batch * tokens, MOST_TOKENS), ("threads", count, MOST_THREADS)):
         if size > most:
             raise ShapeError(name, limit=f"at most {most}", value=size, nearest=most)

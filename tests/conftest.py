@@ -140,6 +140,13 @@ def _loggers() -> tuple[object, ...]:
 
 
 @pytest.fixture(autouse=True)
+def torch_draws_alike() -> None:
+    """What torch draws is the same in every run, and whatever ran before."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(1)
+
+
+@pytest.fixture(autouse=True)
 def loggers_are_left_as_they_were() -> Iterator[None]:
     """Fails the test that leaves a level behind, rather than one that looks for a message later."""
     before = _loggers()

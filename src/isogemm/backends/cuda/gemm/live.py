@@ -30,7 +30,7 @@ from ..driver.waiting import compiled_alone
 from .cublaslt import compare
 
 COLD = 2  # times the second-level cache
-PAUSE, EACH = 300_000, 80_000  # nanoseconds of a round, and for each kernel: enqueueing one took some 40 us, the next 5
+PAUSE, EACH = 300_000, 80_000  # nanoseconds of a round, and for each kernel: enqueueing one took some 40 us
 SWITCH = 2e-5  # seconds that another thread may keep the GIL for, while a round is enqueued: each call gives it up
 SHARE = 0.25  # of the memory that is free, for operands of a comparison
 
@@ -142,7 +142,7 @@ class CudaLive:
 
 
 class CudaRound:
-    """Pairs of events, one for each launch."""
+    """Pairs of events, one for each kernel."""
 
     def __init__(self, pairs: list[list[Any]], in_a_row: int, waiting: float, valid: bool) -> None:
         self.pairs, self._in_a_row, self._waiting, self._valid = pairs, in_a_row, waiting, valid

@@ -187,7 +187,7 @@ struct Lane {
 };
 
 // A thread's number in its block, beginning with the walkers. Places of warps lie on the four quarters of a multiprocessor in
-// turns, so blocks of as many warps as divide four would leave quarters to copiers, which issue next to nothing: warps of
+// turns, so blocks of an even number of warps would leave quarters to copiers, which issue next to nothing: warps of
 // neighbouring blocks change their parts. Synchronizes the block.
 __device__ __forceinline__ int part_of_block() {
   __shared__ int turned;

@@ -33,6 +33,17 @@ def test_a_lower_rank_goes_first(crew):
     assert order == ["first", "second", "later", "last"]
 
 
+def test_work_of_any_rank_is_work_that_can_be_waited_for(crew):
+    """Timing waits for it: kernels that were built for later once spoilt every round of a product."""
+    go = threading.Event()
+    background.submit(go.wait, 1)
+    assert background.busy()
+    assert not background.wait(0.01)
+    go.set()
+    assert background.wait(10)
+    assert not background.busy()
+
+
 def test_threads_end_with_the_work_and_outlive_an_exception(crew, caplog):
     for task in (lambda: None, lambda: 1 / 0, lambda: None):
         done = threading.Event()

@@ -13,10 +13,9 @@ import itertools
 import logging
 import os
 import threading
-from collections import Counter
 from collections.abc import Callable
 
-__all__ = ["busy", "ending", "submit"]
+__all__ = ["busy", "ending", "submit", "wait"]
 
 Task = Callable[[], None]
 log = logging.getLogger("isogemm")
@@ -28,9 +27,10 @@ class _Crew:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.idle = threading.Condition(self.lock)
         self.waiting: list[tuple[int, int, Task]] = []
         self.threads: set[threading.Thread] = set()
-        self.left: Counter[int] = Counter()
+        self.left = 0
         self.numbers = itertools.count()
         self.over = False
 
@@ -39,7 +39,7 @@ class _Crew:
             if self.over:
                 return
             heapq.heappush(self.waiting, (rank, next(self.numbers), task))
-            self.left[rank] += 1
+            self.left += 1
             if len(self.threads) < _most():
                 thread = threading.Thread(target=self._work, name="isogemm background", daemon=True)
                 self.threads.add(thread)
@@ -48,19 +48,20 @@ class _Crew:
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)  # Linux: of this thread alone
-        while found := self._next():
-            rank, _, task = found
+        while task := self._next():
             try:
                 task()
             except Exception:
                 log.exception("a task in the background failed")
             with self.lock:
-                self.left[rank] -= 1
+                self.left -= 1
+                if not self.left:
+                    self.idle.notify_all()
 
-    def _next(self) -> tuple[int, int, Task] | None:
+    def _next(self) -> Task | None:
         with self.lock:
             if self.waiting:
-                return heapq.heappop(self.waiting)
+                return heapq.heappop(self.waiting)[-1]
             self.threads.discard(threading.current_thread())  # with the lock: the next task starts another thread
             return None
 
@@ -86,9 +87,15 @@ def submit(task: Task, rank: int = 0) -> None:
     _crew.submit(task, rank)
 
 
-def busy(rank: int = 0) -> bool:
-    """Whether anything of that rank is being done, or waits to be."""
-    return _crew.left[rank] > 0
+def busy() -> bool:
+    """Whether anything is being done, or waits to be."""
+    return _crew.left > 0
+
+
+def wait(seconds: float) -> bool:
+    """Wait until nothing is; False where that takes longer than `seconds`."""
+    with _crew.lock:
+        return _crew.idle.wait_for(lambda: not _crew.left, seconds)
 
 
 def ending() -> bool:

@@ -77,6 +77,10 @@ class LiveBench(Protocol):
         """Whether other threads of ours are at work: they would be timed as well."""
         ...
 
+    def idle(self, seconds: float) -> bool:
+        """Wait until none is; False where that takes longer."""
+        ...
+
     def submit(self, task: Callable[[], None], rank: int) -> None:
         """Do it in another thread."""
         ...

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ....base.background import busy, submit
+from ....base.background import busy, submit, wait
 from ....base.dtypes import ITEMSIZE
 from ....problem.product import Addresses, Launch, Product, Strides
 from ..driver import facts
@@ -69,8 +69,12 @@ class CudaLive:
                 self._spare.append(stream)
 
     def busy(self) -> bool:
-        """Whether threads of ours compare, or compile and try for a product; what they do for others goes on."""
+        """Whether threads of ours compile, try or compare, for whatever product: rounds would wait for the GIL."""
         return busy()
+
+    def idle(self, seconds: float) -> bool:
+        """Wait for them."""
+        return wait(seconds)
 
     def round(
         self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, in_a_row: int, patience: int

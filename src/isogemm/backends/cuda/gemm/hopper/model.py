@@ -26,8 +26,10 @@ def ranked(p: Product) -> tuple[HopperConfig, ...]:
     if not serves(p):
         return ()
     times = {c: expected(p, c, H200) for c in _alone(p)}
-    near = sorted(times, key=times.__getitem__)[:SHARING]
-    times |= {c: expected(p, c, H200) for one in near for c in _clusters(p, one)}
+    for more in (_between, _clusters):
+        near = sorted(times, key=times.__getitem__)[:NEAR]
+        found = dict.fromkeys(c for one in near for c in more(p, one))
+        times |= {c: expected(p, c, H200) for c in found if c not in times}
     best: list[HopperConfig] = []
     seen: Counter[tuple[bool, int, int]] = Counter()
     for c in sorted(times, key=times.__getitem__):
@@ -42,8 +44,9 @@ TILES = ((64, False), (128, False), (192, False), (256, False), (64, True), (128
 SHORT = ((16, False), (32, False))
 PAIRS = ((2, 1), (1, 2))
 ROWS = (*PAIRS, (4, 1), (1, 4), (8, 1), (1, 8))  # what blocks in rows and in columns gain is within 0.1 % of these
+COARSE = 16  # columns from one tile to the next, above 64
 FEW = 132  # tiles: no more than an H200 has multiprocessors
-SHARING = 32  # configurations, the fastest, that are offered in clusters too
+NEAR = 32  # configurations, the fastest, that are offered with columns between those and in clusters too
 
 
 def _alone(p: Product) -> Iterator[HopperConfig]:
@@ -53,11 +56,21 @@ def _alone(p: Product) -> Iterator[HopperConfig]:
         for rows, pingpong in (*SHORT, *TILES):
             if rows - 64 >= x or (rows < 64 and rows >= x):
                 continue
-            for cols in (*range(8, 64, 8), *range(64, 257, 16)):
-                if cols - 16 >= y:
+            for cols in (*range(8, 64, 8), *range(64, 257, COARSE)):
+                if cols - COARSE >= y:
                     break
                 if rows >= 64 or -(-x // rows) * -(-y // cols) * p.batch <= FEW:
                     yield from _filled(p, HopperConfig(swapped, rows, cols, 64, 2, pingpong=pingpong))
+
+
+def _between(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
+    """A configuration's neighbours by 8 columns: what fits a wave, or the product, is often one of them."""
+    y = p.m if c.swapped else p.n
+    for cols in (c.cols - 8, c.cols + 8) if c.cols >= 64 else ():
+        if cols - 8 < y and cols <= 256:
+            for made in _filled(p, replace(c, cols=cols)):
+                if made.depth == c.depth:
+                    yield made
 
 
 def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:

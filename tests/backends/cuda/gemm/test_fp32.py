@@ -11,7 +11,8 @@ import pytest
 
 from isogemm.backends.cuda.gemm.sgemm.family import Sgemm
 from isogemm.backends.cuda.gemm.sgemm.model import microseconds
-from isogemm.backends.cuda.gemm.sgemm.tiles import COPIED, RINGS, TILES, copies
+from isogemm.backends.cuda.gemm.sgemm.tiles import CONFIGS as SGEMM
+from isogemm.backends.cuda.gemm.sgemm.tiles import COPIED, RINGS, SHARED, TILES, SgemmConfig, Shares, copies, shares_of
 from isogemm.backends.cuda.gemm.tf32.family import CONFIGS, Tf32, cut
 from isogemm.contract import Contract
 from isogemm.problem.product import Product, Strides
@@ -59,7 +60,7 @@ def test_what_is_not_served() -> None:
 def test_few_rows_take_narrow_tiles_and_many_take_wide_ones() -> None:
     for change in ({}, {"align": 4}, {"b": Strides(4096, 1)}, {"b": Strides(1, 4097)}, {"a": Strides(1, 4)}):
         first, *_ = Sgemm().configs(replace(sample(4, 4096, 4096), **change))
-        assert RINGS[first.removesuffix(COPIED)].m <= 16
+        assert RINGS[SgemmConfig.parse(first).tile].m <= 16
     assert Sgemm().configs(sample(4096, 4096, 4096))[0] in TILES
 
 
@@ -79,13 +80,41 @@ def test_copies_are_as_wide_as_addresses_steps_and_leaves_allow() -> None:
 
 
 def test_the_expected_time_grows_with_rounds_and_with_k_and_is_no_less_than_memory_s() -> None:
-    for name, tile in (TILES | RINGS).items():
-        once = sample(tile.m, 132 * tile.n, 4096)
+    for config in SGEMM:
+        tile = RINGS.get(config.tile) or TILES[config.tile]
+        once = sample(tile.m, 132 * tile.n, 4096, b=Strides(1, 4098 if config.copied else 4096))
         often, deep = replace(once, n=8 * once.n), replace(once, k=8 * once.k)
-        assert microseconds(once, name, 132) < min(microseconds(often, name, 132), microseconds(deep, name, 132))
-        assert microseconds(often, name, 4 * 132) <= microseconds(often, name, 132)
-        assert microseconds(often, name, 10**6) > 4 * often.n * often.k / 5e6
-        assert microseconds(replace(once, align=4), name, 132) > microseconds(once, name, 132)
+        assert microseconds(once, config, 132) < min(microseconds(often, config, 132), microseconds(deep, config, 132))
+        assert microseconds(often, config, 4 * 132) <= microseconds(often, config, 132)
+        assert microseconds(often, config, 10**6) > 4 * often.n * often.k / 5e6
+        if not config.copied:
+            assert microseconds(replace(once, align=4), config, 132) > microseconds(once, config, 132)
+
+
+@pytest.mark.parametrize("text", ["32x32", "32x32 k64 s4 copied sk", "128x128 k8 sk", " sk", "32x32 k64 s4  sk"])
+def test_what_is_no_configuration_is_none(text: str) -> None:
+    assert SgemmConfig.parse(text) is None
+    assert not Sgemm().supports(sample(512, 512, 512), text)
+
+
+def test_shares_are_offered_where_the_last_round_is_not_full() -> None:
+    name = "32x32 k64 s4"  # three to a multiprocessor
+    for rows, columns, want in (
+        (1, 400, Shares(396, 1, 400)),
+        (1, 396, Shares(396, 1, 396)),
+        (1, 395, Shares(264, 1, 395)),
+        (1, 180, Shares(132, 1, 180)),
+        (1, 131, Shares(130, 1, 131)),
+        (1, 2, Shares(1, 1, 2)),
+        (1, 1, Shares(1, 1, 1)),
+        (5, 80, Shares(79, 5, 80)),  # 400 tiles, 396 at once
+        (12, 34, Shares(66, 6, 68)),
+        (11, 37, Shares(396, 1, 407)),
+    ):
+        p = sample(rows * 32, columns * 32, 4096)
+        assert shares_of(p, RINGS[name], 132) == want
+        assert Sgemm().supports(p, name + SHARED) == want.uneven
+    assert not Sgemm().supports(sample(512, 512, 4096, "fma/leaf512"), "32x32 k64 s4" + SHARED)
 
 
 @pytest.mark.parametrize("k", [1, 4, 31, 32, 33, 100, 1000])
@@ -167,7 +196,7 @@ class TestOnTheDevice:
             alpha=float(np.float32(alpha)), beta=float(np.float32(beta)), accumulate=accumulate, align=common & -common,
         )  # fmt: skip
         if not family.supports(given, config):
-            assert "leaf" in contract or config.endswith(COPIED)
+            assert "leaf" in contract or config.endswith(COPIED) or (SHARED in config and given.n != 280)
             return
         from isogemm.problem.product import Addresses
 
@@ -187,12 +216,12 @@ class TestOnTheDevice:
             if out_dtype == "float32":
                 assert first_mismatch(here, want) is None, where
 
-    @pytest.mark.parametrize("config", [*TILES, *RINGS, *(name + COPIED for name in TILES)])
+    @pytest.mark.parametrize("config", [str(c) for c in SGEMM if c.tile in TILES or not c.copied])
     def test_fma(self, config: str) -> None:
         family = Sgemm()
         rows = 133
         for (m, n, k), layouts in pairs(
-            ((rows, 264, 260), (rows - 1, 131, 67), (1, 70, 130)), ("nt", "nn", "tn", "tt", "ss", "sn", "ns", "pp")
+            ((rows, 280, 260), (rows - 1, 131, 67), (1, 70, 130)), ("nt", "nn", "tn", "tt", "ss", "sn", "ns", "pp")
         ):
             a, b = self.numbers((m, k), 1), self.numbers((k, n), 2)
             self.check(family, config, a, b, "fma/chain", layouts=layouts)

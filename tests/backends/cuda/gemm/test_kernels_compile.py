@@ -17,7 +17,7 @@ import isogemm
 from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig
 from isogemm.backends.cuda.gemm.lists import family as grouped
-from isogemm.backends.cuda.gemm.sgemm.tiles import RINGS, TILES, copies
+from isogemm.backends.cuda.gemm.sgemm.tiles import RINGS, SHARED, TILES, copies
 from isogemm.backends.cuda.gemm.tile.family import Tile
 from isogemm.contract.spec import Contract
 from isogemm.problem.product import Product, Strides
@@ -225,14 +225,18 @@ RING_LAYOUTS = ("NT", "SS", "TN", "SS", "NT")
 
 def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels):
     layouts = dict(zip(RINGS, itertools.cycle(RING_LAYOUTS), strict=False))
-    made = {ring: kernels.build("sgemm", ring, pose(layouts[ring], "float32", "fma/chain")) for ring in RINGS}
-    for ring, (kernel,) in made.items():
+    posed = {ring: pose(layouts[ring], "float32", "fma/chain", n=776) for ring in RINGS}  # no tile's last round is full
+    made = {
+        ring + shared: kernels.build("sgemm", ring + shared, posed[ring]) for ring in RINGS for shared in ("", SHARED)
+    }
+    for config, (kernel,) in made.items():
+        ring = config.removesuffix(SHARED)
         fused, copied, stored = kernel.machine_counts("FFMA", "LDGSTS", "STS")
         assert min(fused, copied) > 0, ring
         assert kernel.spilled == 0, ring
         assert stored <= 1, ring  # of the parts that warps take
         tile = RINGS[ring]
-        copiers = 1 if {v for _, v in copies(pose(layouts[ring], "float32", "fma/chain"), tile)} == {4} else 2
+        copiers = 1 if {v for _, v in copies(posed[ring], tile)} == {4} else 2
         even = (tile.m * tile.n // (tile.thread_m * tile.thread_n) // 32 + copiers) % 2 == 0
         # Warps of an even number look at the place that they got, and take turns at the quarters of a multiprocessor.
         assert any("SR_VIRTID" in line for line in kernel.instructions) == even, ring

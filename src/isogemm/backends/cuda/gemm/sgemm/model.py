@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from .....problem.product import Product
 from ..model import together
-from .tiles import COPIED, RINGS, TILES, blocks_of, copies, in_step, modes, out_of_step
+from .tiles import (
+    RINGS,
+    TILES,
+    RingTile,
+    SgemmConfig,
+    blocks_of,
+    copies,
+    in_step,
+    modes,
+    out_of_step,
+    shares_of,
+)
 
 # Cycles for one of K: of a block alone on its multiprocessor, which waits, and of each of several, which share what
 # bounds them.
@@ -35,33 +46,41 @@ WALKS = {
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
 CYCLES, BYTES = 1980, 4.62e6  # of a microsecond: of a multiprocessor, from memory
 START, ROUND = 2.33, 1.64  # microseconds of a launch, and of filling and storing a round of tiles
+ZEROED = 6.0  # and of clearing the flags of blocks that share tiles
 LINES = 3.41  # cycles for one of K, for each operand that a ring copies along its rows
 # Times as long: a ring's copies of 4 bytes; single loads of tiles along rows, and along K.
 RING_ODD, ACROSS, ALONG = 1.22, 1.13, 1.97
 
 
-def microseconds(p: Product, config: str, multiprocessors: int) -> float:
+def microseconds(p: Product, config: SgemmConfig, multiprocessors: int) -> float:
     """Rounds of blocks, as many as fit at once, or what memory takes for the operands."""
-    name = config.removesuffix(COPIED)
-    if config.endswith(COPIED):
-        inner, (a, b) = in_step(p, name)
+    if config.copied:
+        inner, (a, b) = in_step(p, config.tile)
         copied = 8 * p.k * p.batch * (p.m * a + p.n * b)
-        return microseconds(inner, name, multiprocessors) + START + copied / BYTES
-    tile = RINGS.get(name) or TILES[name]
-    alone, each = WALKS[name]
-    if name in RINGS:
-        each = together(each, LINES * sum(not deep for deep, _ in copies(p, RINGS[name])))
-    rounds, rest = divmod(blocks_of(p, tile) * p.batch, multiprocessors * tile.blocks)
-    cycles = rounds * together(alone, tile.blocks * each)
-    if rest:
-        cycles += together(alone, -(-rest // multiprocessors) * each)
+        return microseconds(inner, config._replace(copied=False), multiprocessors) + START + copied / BYTES
+    tile = RINGS.get(config.tile) or TILES[config.tile]
+    alone, each = WALKS[config.tile]
+    if isinstance(tile, RingTile):
+        each = together(each, LINES * sum(not deep for deep, _ in copies(p, tile)))
+    tiles = blocks_of(p, tile) * p.batch
+    if config.shared:
+        assert isinstance(tile, RingTile)
+        blocks = shares_of(p, tile, multiprocessors).blocks
+        parts = tiles / blocks + 1
+        cycles = tiles / blocks * together(alone, -(-blocks // multiprocessors) * each)
+    else:
+        rounds, rest = divmod(tiles, multiprocessors * tile.blocks)
+        parts = rounds + (rest > 0)
+        cycles = rounds * together(alone, tile.blocks * each)
+        if rest:
+            cycles += together(alone, -(-rest // multiprocessors) * each)
     nbytes = 4 * p.batch * (p.m * p.k + p.k * p.n + p.m * p.n)
-    fixed = START + ROUND * (rounds + (rest > 0))
-    return fixed + together(p.k * cycles * _slower(p, name) / CYCLES, nbytes / BYTES)
+    fixed = START + ROUND * parts + ZEROED * config.shared
+    return fixed + together(p.k * cycles * _slower(p, config.tile) / CYCLES, nbytes / BYTES)
 
 
-def _slower(p: Product, config: str) -> float:
+def _slower(p: Product, tile: str) -> float:
     """How many times as long the walk takes where operands are out of step."""
-    if config in RINGS:
-        return RING_ODD if any(out_of_step(p, config)) else 1.0
+    if tile in RINGS:
+        return RING_ODD if any(out_of_step(p, tile)) else 1.0
     return {2: ACROSS, 3: ALONG}.get(max(modes(p)), 1.0)

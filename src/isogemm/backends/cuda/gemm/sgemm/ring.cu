@@ -14,6 +14,12 @@
 //   DEEP      neighbours along k: lines of BK, in which pieces of 16 bytes are permuted so that those of neighbouring rows
 //             fall into different banks; fragments are 4 of K of a row
 //   not DEEP  neighbours along m or n: lines of rows; fragments are groups of up to 4 rows of one k
+//
+// A block has one tile, or, with SHARED, a share of all tiles' panels, laid end to end (stream-K): so many that no more than two
+// blocks share a tile, and none is idle in a last round. Of a tile that two share, the sums that the first leaves are where
+// the second begins, so its chains are what they were. Every block begins with what another waits for, and waits itself at
+// its own end, for what was begun long before. Blocks come in teams of TEAM, which divides the tiles along m: they walk the
+// same columns of B at the same time, as these come from memory once.
 
 #include "include/hopper_ptx.cu"
 #include "include/fp32_epilogue.cu"
@@ -244,63 +250,125 @@ __device__ __forceinline__ void walk(
   if (rest) leave(turn);
 }
 
+#if SHARED
+static_assert(!LEAF);
+
+// A team's share: panels `first` to `end`, of all columns of tiles.
+struct Share {
+  int panels, first, end;  // `panels` are a tile's
+  __device__ __forceinline__ Share(int columns, int k) : panels((k + BK - 1) / BK) {
+    const i64 all = (i64)columns * panels, teams = gridDim.x / TEAM, team = blockIdx.x / TEAM;
+    first = (int)(all * team / teams), end = (int)(all * (team + 1) / teams);
+  }
+};
+
+// Sums on their way from the block that begins a tile to the one that ends it, in the next team.
+struct Handover {
+  float* sums;  // [block][sum of a thread][walker]
+  u32* flags;   // [block], zeros before the launch
+  static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(WALKERS) : "memory"); }
+  __device__ __forceinline__ void give(const float (&acc)[TM][TN], int walker) const {
+    float* at = sums + (i64)blockIdx.x * (BM * BN) + walker;
+#pragma unroll
+    for (int i = 0; i < TM * TN; ++i) __stcg(at + i * WALKERS, acc[i / TN][i % TN]);
+    meet();
+    if (walker == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + blockIdx.x) : "memory");
+  }
+  __device__ __forceinline__ void take(float (&acc)[TM][TN], int walker) const {
+    u32 given = walker;
+    while (given == 0) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(given) : "l"(flags + blockIdx.x - TEAM) : "memory");
+    meet();
+    const float* at = sums + ((i64)blockIdx.x - TEAM) * (BM * BN) + walker;
+#pragma unroll
+    for (int i = 0; i < TM * TN; ++i) acc[i / TN][i % TN] = __ldcg(at + i * WALKERS);
+  }
+};
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(const float* a, const float* b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
       i64 b_k, i64 b_batch, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n,
-      int k, int batch, int leaf, int types, float alpha, float beta) {
+      int k, int batch, int leaf, int types, float alpha, float beta
+#if SHARED
+      , float* sums, u32* flags
+#endif
+) {
   extern __shared__ __align__(128) u8 ring[];
   __shared__ u64 bars[2 * STAGES];
   const int tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
-  const int first = blockIdx.x / (GROUP * tiles_n) * GROUP, high = min(tiles_m - first, GROUP), in = blockIdx.x - first * tiles_n;
-  const int m0 = (first + in % high) * BM, n0 = in / high * BN;
-  const i64 item = blockIdx.y + (i64)blockIdx.z * gridDim.y;
-  if (item >= batch) return;
   const Lane lane;
   Turn turn{shared(ring), shared(bars)};
   for (int i = threadIdx.x; i < 2 * STAGES; i += THREADS)
     barrier_init(turn.bars + i * 8, i < STAGES ? COPYING : WALKERS / 32);
   const int thread = part_of_block(), warp = thread / 32, copier = thread % COPYING;
-  A x(a + item * a_batch, a_r, a_k, m0, m, copier, warp / WARPS_N, lane.m);
-  B y(b + item * b_batch, b_r, b_k, n0, n, copier, warp % WARPS_N, lane.n);
-  const float *const from_a = x.from, *const from_b = y.from;
   const bool parts = LEAF && leaf % BK;  // leaves that end within a panel are walked one by one
-  const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
-  wait_for_predecessor();
-  if (thread >= WALKERS) {
-    for (int begin = 0; begin < k; begin += leaf) {
-      x.from = from_a + begin * a_k, y.from = from_b + begin * b_k;
-      copy(x, y, turn, parts ? min(k - begin, leaf) : k, copier);
-      if (!parts || k - begin <= leaf) break;  // begin + leaf may not fit an int
+
+  // A tile's sums over k from `start` to `stop`, and, where those are all, what follows the walk.
+  const auto part = [&](int m0, int n0, i64 item, int start, int stop, bool last) {
+    A x(a + item * a_batch + start * a_k, a_r, a_k, m0, m, copier, warp / WARPS_N, lane.m);
+    B y(b + item * b_batch + start * b_k, b_r, b_k, n0, n, copier, warp % WARPS_N, lane.n);
+    wait_for_predecessor();
+    if (thread >= WALKERS) {
+      const float *const from_a = x.from, *const from_b = y.from;
+      for (int begin = 0; begin < k; begin += leaf) {
+        x.from = from_a + begin * a_k, y.from = from_b + begin * b_k;
+        copy(x, y, turn, parts ? min(k - begin, leaf) : stop - start, copier);
+        if (!parts || k - begin <= leaf) break;  // begin + leaf may not fit an int
+      }
+      return;
     }
-    wait_for_copies();
-    return release_successor();
-  }
-  float acc[TM][TN] = {}, total[LEAF ? TM : 1][TN] = {};
-  if (e.starts()) {
+    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
+    float acc[TM][TN] = {}, total[LEAF ? TM : 1][TN] = {};
+    if (start == 0 && e.starts()) {
+#pragma unroll
+      for (int i = 0; i < TM; ++i) {
+#pragma unroll
+        for (int j = 0; j < TN; ++j)
+          if (m0 + x.row(i) < m && n0 + y.row(j) < n)
+            (LEAF ? total[LEAF ? i : 0][j] : acc[i][j]) = e.start(m0 + x.row(i), n0 + y.row(j));
+      }
+    }
+#if SHARED
+    const Handover handover{sums, flags};
+    if (start > 0) handover.take(acc, thread);
+#endif
+    if (parts) {
+      for (int left = k; left > 0; left -= leaf) {
+        walk(acc, total, ring, x, y, turn, min(left, leaf), 0);
+        settle(total, acc);
+      }
+    } else {
+      walk(acc, total, ring, x, y, turn, stop - start, LEAF ? leaf / BK : 0);
+      if (LEAF && k % leaf) settle(total, acc);
+    }
+    if (last) release_successor();
+#if SHARED
+    if (stop < k) return handover.give(acc, thread);
+#endif
+    constexpr int W = DEEP_B ? 1 : B::W;
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
+      const int r = m0 + x.row(i);
+      if (r >= m) continue;
 #pragma unroll
-      for (int j = 0; j < TN; ++j)
-        if (m0 + x.row(i) < m && n0 + y.row(j) < n)
-          (LEAF ? total[LEAF ? i : 0][j] : acc[i][j]) = e.start(m0 + x.row(i), n0 + y.row(j));
+      for (int j = 0; j < TN; j += W) e.store<W>(LEAF ? &total[LEAF ? i : 0][j] : &acc[i][j], r, n0 + y.row(j), n);
     }
+  };
+
+#if SHARED
+  const int teams_m = tiles_m / TEAM, columns = teams_m * tiles_n;  // of an item
+  const Share share(columns * batch, k);
+#pragma unroll 1
+  for (int t = (share.end - 1) / share.panels, last = share.first / share.panels; t >= last; --t) {
+    const int begun = t * share.panels, left = share.end - begun, in = t % columns;
+    const int m0 = (in % teams_m * TEAM + blockIdx.x % TEAM) * BM, n0 = in / teams_m * BN;
+    part(m0, n0, t / columns, max(share.first - begun, 0) * BK, left < share.panels ? left * BK : k, t == last);
   }
-  if (parts) {
-    for (int left = k; left > 0; left -= leaf) {
-      walk(acc, total, ring, x, y, turn, min(left, leaf), 0);
-      settle(total, acc);
-    }
-  } else {
-    walk(acc, total, ring, x, y, turn, k, LEAF ? leaf / BK : 0);
-    if (LEAF && k % leaf) settle(total, acc);
-  }
-  release_successor();
-  constexpr int W = DEEP_B ? 1 : B::W;
-#pragma unroll
-  for (int i = 0; i < TM; ++i) {
-    const int r = m0 + x.row(i);
-    if (r >= m) continue;
-#pragma unroll
-    for (int j = 0; j < TN; j += W) e.store<W>(LEAF ? &total[LEAF ? i : 0][j] : &acc[i][j], r, n0 + y.row(j), n);
-  }
+#else
+  const i64 item = blockIdx.y + (i64)blockIdx.z * gridDim.y;
+  if (item >= batch) return;
+  const int first = blockIdx.x / (GROUP * tiles_n) * GROUP, high = min(tiles_m - first, GROUP), in = blockIdx.x - first * tiles_n;
+  part((first + in % high) * BM, in / high * BN, item, 0, k, true);
+#endif
+  if (thread >= WALKERS) wait_for_copies(), release_successor();
 }

@@ -57,21 +57,75 @@ RINGS = {
     "40x128 k32 s4": RingTile(40, 128, 5, 8, 8, 32, 4, 1, 2),
     "48x128 k32 s4": RingTile(48, 128, 6, 8, 8, 32, 4, 1, 2),
 }
-COPIED = " copied"
+SHARED, COPIED = " sk", " copied"
+MOST_OF_A_TEAM = 8  # blocks, one to each tile along m
 
 
-def out_of_step(p: Product, config: str) -> tuple[bool, bool]:
+class SgemmConfig(NamedTuple):
+    """A configuration, read: a tile, whether blocks have shares of all tiles, and whether operands are copied."""
+
+    tile: str
+    shared: bool
+    copied: bool
+
+    @classmethod
+    def parse(cls, text: str) -> SgemmConfig | None:
+        """Read a text; None where it is not one."""
+        inner = text.removesuffix(COPIED)
+        name = inner.removesuffix(SHARED)
+        known = name in RINGS or (name in TILES and name == inner)
+        return cls(name, name != inner, inner != text) if known else None
+
+    def __str__(self) -> str:
+        return self.tile + SHARED * self.shared + COPIED * self.copied
+
+
+CONFIGS = tuple(
+    SgemmConfig(name, shared, copied)
+    for name in (*TILES, *RINGS)
+    for shared in (False, True)[: 1 + (name in RINGS)]
+    for copied in (False, True)
+)
+
+
+class Shares(NamedTuple):
+    """How blocks share all tiles: `teams` of `size` blocks, which walk `columns` of as many tiles, laid end to end."""
+
+    teams: int
+    size: int
+    columns: int
+
+    @property
+    def blocks(self) -> int:
+        """In all."""
+        return self.teams * self.size
+
+    @property
+    def uneven(self) -> bool:
+        """Whether teams share any column: else each has whole ones."""
+        return self.columns % self.teams > 0
+
+
+def shares_of(p: Product, tile: RingTile, multiprocessors: int) -> Shares:
+    """As many blocks as run at once, but fewer than there are tiles, so that no more than two share one."""
+    tiles, rows = blocks_of(p, tile) * p.batch, -(-p.m // tile.m)
+    size = next(d for d in range(MOST_OF_A_TEAM, 0, -1) if rows % d == 0)
+    at_once = min(tile.blocks, tiles // multiprocessors) * multiprocessors or tiles - 1
+    return Shares(max(1, at_once // size), size, tiles // size)
+
+
+def out_of_step(p: Product, tile: str) -> tuple[bool, bool]:
     """Of A and B: whether a kernel has to load or copy less than 16 bytes at once."""
-    if config in TILES:
+    if tile in TILES:
         a, b = (mode > 1 for mode in modes(p))
     else:
-        a, b = (values < 4 for _, values in copies(p, RINGS[config]))
+        a, b = (values < 4 for _, values in copies(p, RINGS[tile]))
     return a, b
 
 
-def in_step(p: Product, config: str) -> tuple[Product, tuple[bool, bool]]:
+def in_step(p: Product, tile: str) -> tuple[Product, tuple[bool, bool]]:
     """The product of copies whose rows of K lie a multiple of 16 bytes apart, and which of A and B are copied."""
-    a, b = out_of_step(p, config)
+    a, b = out_of_step(p, tile)
     pitch = -(-p.k // 4) * 4
     x = Strides(pitch, 1, p.m * pitch if p.batch > 1 and p.a.batch else 0) if a else p.a
     y = Strides(1, pitch, p.n * pitch if p.batch > 1 and p.b.batch else 0) if b else p.b

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks.draw import of_gpus
 
 from isogemm.backends.cuda.gemm.sgemm.family import Sgemm
 from isogemm.backends.cuda.gemm.sgemm.model import microseconds
@@ -89,6 +90,19 @@ def test_the_expected_time_grows_with_rounds_and_with_k_and_is_no_less_than_memo
         assert microseconds(often, config, 10**6) > 4 * often.n * often.k / 5e6
         if not config.copied:
             assert microseconds(replace(once, align=4), config, 132) > microseconds(once, config, 132)
+
+
+def test_a_few_configurations_serve_nearly_all_products_until_the_best_is_built() -> None:
+    near = 0
+    drawn = [x for x in of_gpus(77, 400) if x.dtype == "float32"]
+    for x in drawn:
+        p = sample(x.m, x.n, x.k, a=Strides(x.k, 1), b=Strides(1, x.k) if x.layout[1] == "T" else Strides(x.n, 1))
+        best, *_ = Sgemm().configs(p)
+        found = [microseconds(p, SgemmConfig.parse(config), 132) for config in (best, *Sgemm().palette(p))]
+        near += min(found[1:]) <= 2 * found[0]
+    assert len(found) == 7
+    assert near >= 0.97 * len(drawn)
+    assert not Sgemm().palette(sample(8, 8, 8, "tf32:sm90/chain"))
 
 
 @pytest.mark.parametrize("text", ["32x32", "32x32 k64 s4 copied sk", "128x128 k8 sk", " sk", "32x32 k64 s4  sk"])

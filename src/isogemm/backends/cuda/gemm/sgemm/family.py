@@ -23,7 +23,7 @@ from ...driver.nvrtc import function_of
 from ...driver.workspace import workspace
 from ..fp32 import epilogue, grid, serves, sides
 from ..tf32.split import chain_cut, split_of
-from .model import MULTIPROCESSORS, microseconds
+from .model import MULTIPROCESSORS, PALETTE, microseconds
 from .tiles import (
     CONFIGS,
     RINGS,
@@ -56,6 +56,10 @@ class Sgemm(ProductFamily):
         """Any strides."""
         parsed = SgemmConfig.parse(config)
         return parsed is not None and serves(product, ("fma",), ("chain", "leaf")) and _fits(product, parsed)
+
+    def palette(self, product: Product) -> tuple[str, ...]:
+        """A few for all products."""
+        return tuple(config for config in PALETTE if self.supports(product, config))
 
     def microseconds(self, product: Product, config: str, device: int) -> float | None:
         """What a kernel is expected to take on a device; None where it does not serve the product."""

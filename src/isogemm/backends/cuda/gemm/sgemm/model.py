@@ -48,6 +48,9 @@ CYCLES, BYTES = 1980, 4.62e6  # of a microsecond: of a multiprocessor, from memo
 START, ROUND = 2.33, 1.64  # microseconds of a launch, and of filling and storing a round of tiles
 ZEROED = 6.0  # and of clearing the flags of blocks that share tiles
 LINES = 3.41  # cycles for one of K, for each operand that a ring copies along its rows
+# Built ahead for all products: of 465 drawn ones each configuration is the least in the sum of logarithms beside those
+# before it. The first 3 have one that the model expects within twice the best's time in 97 %, all of them in 99.6 %.
+PALETTE = ("16x16 k128 s3", "64x64 k16", "2x16 k128 s5", "32x64 k64 s3", "8x16 k128 s4", "128x128 k8")
 # Times as long: a ring's copies of 4 bytes; single loads of tiles along rows, and along K.
 RING_ODD, ACROSS, ALONG = 1.22, 1.13, 1.97
 

@@ -4,8 +4,8 @@ Configurations
 --------------
 ``128x128 k8``     tiles of 128 x 128 and panels of 8 of K through registers: gemm/sgemm/sgemm.cu
 ``32x64 k64 s3``   tiles of 32 x 64 and panels of 64 of K through a ring of 3 buffers: gemm/sgemm/ring.cu
-``... sk``         a ring whose blocks have even shares of all tiles (stream-K): of a tile that two share, one walks the
-                   beginning of K and the other goes on from its sums, so that no block is idle in a last round
+``... sk``         either, whose blocks have even shares of all tiles (stream-K): of a tile that two share one walks the
+                   beginning of K, and the other goes on from its sums, so that none is idle in a last round
 ``... copied``     either, of copies of the operands that it would load or copy in pieces of less than 16 bytes, because
                    of an odd K or odd strides (gemm/tf32/split.cu)
 
@@ -30,7 +30,6 @@ from .tiles import (
     TILES,
     RingTile,
     SgemmConfig,
-    Shares,
     blocks_of,
     copies,
     in_step,
@@ -82,7 +81,7 @@ def _fits(p: Product, config: SgemmConfig) -> bool:
         return False
     if not config.shared:
         return True
-    tile = RINGS[config.tile]
+    tile = RINGS.get(config.tile) or TILES[config.tile]
     shares = shares_of(p, tile, MULTIPROCESSORS)
     counted = shares.columns * -(-p.k // tile.k) < 2**31  # panels, by the kernel
     return chain and counted and shares.uneven
@@ -94,8 +93,9 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     (a, b), order = sides(p), p.contract.order
     leaf = min(order.size, p.k) if order.kind == "leaf" else 0
     strides, types = epilogue(p)
-    shares = shares_of(p, ring, multiprocessors) if ring and config.shared else None
-    defines = _ringed(p, ring, shares) if ring else dict(zip(("MODE_A", "MODE_B"), modes(p), strict=True))
+    shares = shares_of(p, tile, multiprocessors) if config.shared else None
+    defines = _ringed(p, ring) if ring else dict(zip(("MODE_A", "MODE_B"), modes(p), strict=True))
+    defines |= {"SHARED": shares is not None}
     defines |= {"BM": tile.m, "BN": tile.n, "BK": tile.k, "TM": tile.thread_m, "TN": tile.thread_n}
     copiers = int(defines.get("COPIERS", 0))
     fewer = copiers > 1 and tile.blocks < 4  # registers, of wide tiles, for the second warp that copies
@@ -108,8 +108,10 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     spread = -(-math.prod(blocks) // multiprocessors)
     if spread < tile.blocks:
         shared = max(shared, kernel.shared_of(spread))
+    memory = ["ptr", "ptr"] if shares else [("ptr", 0), ("ptr", 0)]  # of sums, of flags
+    team = ("i32", shares.size if shares else 0)
     launch = kernel.bind(
-        [*["ptr"] * 5, *steps, *strides, *sizes, ("f32", p.alpha), ("f32", p.beta), *["ptr"] * 2 * bool(shares)],
+        [*["ptr"] * 5, *steps, *strides, *sizes, ("f32", p.alpha), ("f32", p.beta), *memory, team],
         grid=blocks,
         block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * copiers,),
         shared=shared,
@@ -121,9 +123,9 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
         nbytes = flags + shares.blocks * tile.m * tile.n * 4
 
         def enqueue(at: Addresses, stream: int) -> None:
-            memory = workspace(nbytes, device)
-            memory[:flags].zero_()
-            launch(stream, *at[:5], memory.data_ptr() + flags, memory.data_ptr())
+            sums = workspace(nbytes, device)
+            sums[:flags].zero_()
+            launch(stream, *at[:5], sums.data_ptr() + flags, sums.data_ptr())
     else:
 
         def enqueue(at: Addresses, stream: int) -> None:
@@ -154,10 +156,9 @@ def _bind_copied(p: Product, config: SgemmConfig, device: int) -> Launch:
     return enqueue
 
 
-def _ringed(p: Product, tile: RingTile, shares: Shares | None) -> dict[str, int]:
+def _ringed(p: Product, tile: RingTile) -> dict[str, int]:
     """What gemm/sgemm/ring.cu wants to know beside the tile."""
     (deep_a, v_a), (deep_b, v_b) = copies(p, tile)
     copiers = 1 if min(v_a, v_b) == 4 else 2
     made = {"COPIERS": copiers, "DEEP_A": deep_a, "V_A": v_a, "DEEP_B": deep_b, "V_B": v_b}
-    made |= {"SHARED": shares is not None, "TEAM": shares.size if shares else 1}
     return {"LANES_M": tile.lanes, "STAGES": tile.stages, "AHEAD": tile.ahead, **made}

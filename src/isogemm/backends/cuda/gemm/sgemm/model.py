@@ -47,6 +47,7 @@ MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
 CYCLES, BYTES = 1980, 4.62e6  # of a microsecond: of a multiprocessor, from memory
 START, ROUND = 2.33, 1.64  # microseconds of a launch, and of filling and storing a round of tiles
 ZEROED = 6.0  # and of clearing the flags of blocks that share tiles
+SHARING = 1.08  # times as long a walk takes that is shared, where panels go through registers
 LINES = 3.41  # cycles for one of K, for each operand that a ring copies along its rows
 # Built ahead for all products: of 465 drawn ones each configuration is the least in the sum of logarithms beside those
 # before it. The first 3 have one that the model expects within twice the best's time in 97 %, all of them in 99.6 %.
@@ -67,10 +68,10 @@ def microseconds(p: Product, config: SgemmConfig, multiprocessors: int) -> float
         each = together(each, LINES * sum(not deep for deep, _ in copies(p, tile)))
     tiles = blocks_of(p, tile) * p.batch
     if config.shared:
-        assert isinstance(tile, RingTile)
         blocks = shares_of(p, tile, multiprocessors).blocks
         parts = tiles / blocks + 1
         cycles = tiles / blocks * together(alone, -(-blocks // multiprocessors) * each)
+        cycles *= SHARING if config.tile in TILES else 1.0
     else:
         rounds, rest = divmod(tiles, multiprocessors * tile.blocks)
         parts = rounds + (rest > 0)

@@ -14,20 +14,14 @@
 //   DEEP      neighbours along k: lines of BK, in which pieces of 16 bytes are permuted so that those of neighbouring rows
 //             fall into different banks; fragments are 4 of K of a row
 //   not DEEP  neighbours along m or n: lines of rows; fragments are groups of up to 4 rows of one k
-//
-// A block has one tile, or, with SHARED, a share of all tiles' panels, laid end to end (stream-K): so many that no more than two
-// blocks share a tile, and none is idle in a last round. Of a tile that two share, the sums that the first leaves are where
-// the second begins, so its chains are what they were. Every block begins with what another waits for, and waits itself at
-// its own end, for what was begun long before. Blocks come in teams of TEAM, which divides the tiles along m: they walk the
-// same columns of B at the same time, as these come from memory once.
 
 #include "include/hopper_ptx.cu"
 #include "include/fp32_epilogue.cu"
+#include "include/fp32_parts.cu"
 
 constexpr int LANES_N = 32 / LANES_M, WARPS_M = BM / (LANES_M * TM), WARPS_N = BN / (LANES_N * TN);
 constexpr int WALKERS = 32 * WARPS_M * WARPS_N, COPYING = 32 * COPIERS, THREADS = WALKERS + COPYING, STEPS = BK / 4, BUFFER = (BM + BN) * BK * 4;
 static_assert(!(DEEP_A || DEEP_B) || (BK & BK - 1) == 0);
-constexpr int GROUP = 8;  // tiles of m that share columns of B in L2
 
 // All of 4 * V bytes if WHOLE, else `bytes` of them, at least 4; the rest becomes zeros, at the price of ten instructions.
 template <int V, bool WHOLE>
@@ -250,52 +244,12 @@ __device__ __forceinline__ void walk(
   if (rest) leave(turn);
 }
 
-#if SHARED
-static_assert(!LEAF);
-
-// A team's share: panels `first` to `end`, of all columns of tiles.
-struct Share {
-  int panels, first, end;  // `panels` are a tile's
-  __device__ __forceinline__ Share(int columns, int k) : panels((k + BK - 1) / BK) {
-    const i64 all = (i64)columns * panels, teams = gridDim.x / TEAM, team = blockIdx.x / TEAM;
-    first = (int)(all * team / teams), end = (int)(all * (team + 1) / teams);
-  }
-};
-
-// Sums on their way from the block that begins a tile to the one that ends it, in the next team.
-struct Handover {
-  float* sums;  // [block][sum of a thread][walker]
-  u32* flags;   // [block], zeros before the launch
-  static __device__ __forceinline__ void meet() { asm volatile("bar.sync 1, %0;" ::"n"(WALKERS) : "memory"); }
-  __device__ __forceinline__ void give(const float (&acc)[TM][TN], int walker) const {
-    float* at = sums + (i64)blockIdx.x * (BM * BN) + walker;
-#pragma unroll
-    for (int i = 0; i < TM * TN; ++i) __stcg(at + i * WALKERS, acc[i / TN][i % TN]);
-    meet();
-    if (walker == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags + blockIdx.x) : "memory");
-  }
-  __device__ __forceinline__ void take(float (&acc)[TM][TN], int walker) const {
-    u32 given = walker;
-    while (given == 0) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(given) : "l"(flags + blockIdx.x - TEAM) : "memory");
-    meet();
-    const float* at = sums + ((i64)blockIdx.x - TEAM) * (BM * BN) + walker;
-#pragma unroll
-    for (int i = 0; i < TM * TN; ++i) acc[i / TN][i % TN] = __ldcg(at + i * WALKERS);
-  }
-};
-#endif
-
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(const float* a, const float* b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
       i64 b_k, i64 b_batch, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n,
-      int k, int batch, int leaf, int types, float alpha, float beta
-#if SHARED
-      , float* sums, u32* flags
-#endif
-) {
+      int k, int batch, int leaf, int types, float alpha, float beta, float* sums, u32* flags, int team) {
   extern __shared__ __align__(128) u8 ring[];
   __shared__ u64 bars[2 * STAGES];
-  const int tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
   const Lane lane;
   Turn turn{shared(ring), shared(bars)};
   for (int i = threadIdx.x; i < 2 * STAGES; i += THREADS)
@@ -303,8 +257,7 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
   const int thread = part_of_block(), warp = thread / 32, copier = thread % COPYING;
   const bool parts = LEAF && leaf % BK;  // leaves that end within a panel are walked one by one
 
-  // A tile's sums over k from `start` to `stop`, and, where those are all, what follows the walk.
-  const auto part = [&](int m0, int n0, i64 item, int start, int stop, bool last) {
+  each_part(m, n, k, batch, team, [&](int m0, int n0, i64 item, int start, int stop, bool last) {
     A x(a + item * a_batch + start * a_k, a_r, a_k, m0, m, copier, warp / WARPS_N, lane.m);
     B y(b + item * b_batch + start * b_k, b_r, b_k, n0, n, copier, warp % WARPS_N, lane.n);
     wait_for_predecessor();
@@ -328,10 +281,8 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
             (LEAF ? total[LEAF ? i : 0][j] : acc[i][j]) = e.start(m0 + x.row(i), n0 + y.row(j));
       }
     }
-#if SHARED
-    const Handover handover{sums, flags};
-    if (start > 0) handover.take(acc, thread);
-#endif
+    const Handover<WALKERS> handover{sums, flags, team};
+    if (SHARED && start > 0) handover.take(acc, thread);
     if (parts) {
       for (int left = k; left > 0; left -= leaf) {
         walk(acc, total, ring, x, y, turn, min(left, leaf), 0);
@@ -342,9 +293,7 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
       if (LEAF && k % leaf) settle(total, acc);
     }
     if (last) release_successor();
-#if SHARED
-    if (stop < k) return handover.give(acc, thread);
-#endif
+    if (SHARED && stop < k) return handover.give(acc, thread);
     constexpr int W = DEEP_B ? 1 : B::W;
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
@@ -353,22 +302,6 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
 #pragma unroll
       for (int j = 0; j < TN; j += W) e.store<W>(LEAF ? &total[LEAF ? i : 0][j] : &acc[i][j], r, n0 + y.row(j), n);
     }
-  };
-
-#if SHARED
-  const int teams_m = tiles_m / TEAM, columns = teams_m * tiles_n;  // of an item
-  const Share share(columns * batch, k);
-#pragma unroll 1
-  for (int t = (share.end - 1) / share.panels, last = share.first / share.panels; t >= last; --t) {
-    const int begun = t * share.panels, left = share.end - begun, in = t % columns;
-    const int m0 = (in % teams_m * TEAM + blockIdx.x % TEAM) * BM, n0 = in / teams_m * BN;
-    part(m0, n0, t / columns, max(share.first - begun, 0) * BK, left < share.panels ? left * BK : k, t == last);
-  }
-#else
-  const i64 item = blockIdx.y + (i64)blockIdx.z * gridDim.y;
-  if (item >= batch) return;
-  const int first = blockIdx.x / (GROUP * tiles_n) * GROUP, high = min(tiles_m - first, GROUP), in = blockIdx.x - first * tiles_n;
-  part((first + in % high) * BM, in / high * BN, item, 0, k, true);
-#endif
+  });
   if (thread >= WALKERS) wait_for_copies(), release_successor();
 }

@@ -17,10 +17,10 @@
 
 #include "include/hopper_ptx.cu"
 #include "include/fp32_epilogue.cu"
+#include "include/fp32_parts.cu"
 
 constexpr int THREADS = BM / TM * (BN / TN);
 constexpr int WARPS_N = BN / (8 * TN);
-constexpr int GROUP = 8;  // tiles of m that share columns of B in L2
 
 struct Operand {
   const float* p;
@@ -229,52 +229,52 @@ __device__ __forceinline__ void walk(
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(const float* a, const float* b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
       i64 b_k, i64 b_batch, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n,
-      int k, int batch, int leaf, int types, float alpha, float beta) {
+      int k, int batch, int leaf, int types, float alpha, float beta, float* sums, u32* flags, int team) {
   __shared__ alignas(16) Shared shared;
-  const int tiles_m = (m + BM - 1) / BM, tiles_n = (n + BN - 1) / BN;
-  const int first = blockIdx.x / (GROUP * tiles_n) * GROUP, high = min(tiles_m - first, GROUP), in = blockIdx.x - first * tiles_n;
-  const int m0 = (first + in % high) * BM, n0 = in / high * BN;
-  const i64 item = blockIdx.y + (i64)blockIdx.z * gridDim.y;
-  if (item >= batch) return;
   const Thread t;
-  const Operand x{a + item * a_batch, a_r, a_k, m}, y{b + item * b_batch, b_r, b_k, n};
-  const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
-  wait_for_predecessor();
-  float acc[TM][TN];
-#pragma unroll
-  for (int i = 0; i < TM; ++i) {
-#pragma unroll
-    for (int j = 0; j < TN; ++j) acc[i][j] = 0.0f;
-  }
-  if (e.starts()) {
+  each_part(m, n, k, batch, team, [&](int m0, int n0, i64 item, int start, int stop, bool last) {
+    const Operand x{a + item * a_batch, a_r, a_k, m}, y{b + item * b_batch, b_r, b_k, n};
+    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
+    wait_for_predecessor();
+    float acc[TM][TN];
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
 #pragma unroll
-      for (int j = 0; j < TN; ++j)
-        if (m0 + t.m(i) < m && n0 + t.n(j) < n) acc[i][j] = e.start(m0 + t.m(i), n0 + t.n(j));
+      for (int j = 0; j < TN; ++j) acc[i][j] = 0.0f;
     }
-  }
+    if (start == 0 && e.starts()) {
+#pragma unroll
+      for (int i = 0; i < TM; ++i) {
+#pragma unroll
+        for (int j = 0; j < TN; ++j)
+          if (m0 + t.m(i) < m && n0 + t.n(j) < n) acc[i][j] = e.start(m0 + t.m(i), n0 + t.n(j));
+      }
+    }
+    const Handover<THREADS> handover{sums, flags, team};
+    if (SHARED && start > 0) handover.take(acc, threadIdx.x);
 #if LEAF
-  for (int begin = 0; begin < k; begin += leaf) {
-    float sum[TM][TN] = {};
-    walk(sum, shared, x, y, m0, n0, begin, min(k - begin, leaf) + begin, t);
+    for (int begin = 0; begin < k; begin += leaf) {
+      float sum[TM][TN] = {};
+      walk(sum, shared, x, y, m0, n0, begin, min(k - begin, leaf) + begin, t);
+#pragma unroll
+      for (int i = 0; i < TM; ++i) {
+#pragma unroll
+        for (int j = 0; j < TN; ++j) acc[i][j] = __fadd_rn(acc[i][j], sum[i][j]);  // order-critical: leaves ascending
+      }
+      if (k - begin <= leaf) break;  // begin + leaf may not fit an int
+    }
+#else
+    walk(acc, shared, x, y, m0, n0, start, stop, t);
+#endif
+    if (last) release_successor();
+    if (SHARED && stop < k) return handover.give(acc, threadIdx.x);
+    constexpr int W = TN < 4 ? TN : 4;
 #pragma unroll
     for (int i = 0; i < TM; ++i) {
+      const int r = m0 + t.m(i);
+      if (r >= m) continue;
 #pragma unroll
-      for (int j = 0; j < TN; ++j) acc[i][j] = __fadd_rn(acc[i][j], sum[i][j]);  // order-critical: leaves ascending
+      for (int j = 0; j < TN; j += W) e.store<W>(&acc[i][j], r, n0 + t.n(j), n);
     }
-    if (k - begin <= leaf) break;  // begin + leaf may not fit an int
-  }
-#else
-  walk(acc, shared, x, y, m0, n0, 0, k, t);
-#endif
-  release_successor();
-  constexpr int W = TN < 4 ? TN : 4;
-#pragma unroll
-  for (int i = 0; i < TM; ++i) {
-    const int r = m0 + t.m(i);
-    if (r >= m) continue;
-#pragma unroll
-    for (int j = 0; j < TN; j += W) e.store<W>(&acc[i][j], r, n0 + t.n(j), n);
-  }
+  });
 }

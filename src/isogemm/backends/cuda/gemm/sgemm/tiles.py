@@ -73,8 +73,7 @@ class SgemmConfig(NamedTuple):
         """Read a text; None where it is not one."""
         inner = text.removesuffix(COPIED)
         name = inner.removesuffix(SHARED)
-        known = name in RINGS or (name in TILES and name == inner)
-        return cls(name, name != inner, inner != text) if known else None
+        return cls(name, name != inner, inner != text) if name in RINGS or name in TILES else None
 
     def __str__(self) -> str:
         return self.tile + SHARED * self.shared + COPIED * self.copied
@@ -83,7 +82,7 @@ class SgemmConfig(NamedTuple):
 CONFIGS = tuple(
     SgemmConfig(name, shared, copied)
     for name in (*TILES, *RINGS)
-    for shared in (False, True)[: 1 + (name in RINGS)]
+    for shared in (False, True)
     for copied in (False, True)
 )
 
@@ -106,7 +105,7 @@ class Shares(NamedTuple):
         return self.columns % self.teams > 0
 
 
-def shares_of(p: Product, tile: RingTile, multiprocessors: int) -> Shares:
+def shares_of(p: Product, tile: BlockTile | RingTile, multiprocessors: int) -> Shares:
     """As many blocks as run at once, but fewer than there are tiles, so that no more than two share one."""
     tiles, rows = blocks_of(p, tile) * p.batch, -(-p.m // tile.m)
     size = next(d for d in range(MOST_OF_A_TEAM, 0, -1) if rows % d == 0)

@@ -27,8 +27,7 @@ from isogemm.planner.records import Records
 from isogemm.planner.relay import Relay
 from isogemm.planner.tables import Use
 from isogemm.planner.timed import ProductClass, Timed
-from isogemm.planner.tuning import pose_layer
-from isogemm.problem.product import Addresses, Product, Strides
+from isogemm.problem.product import Addresses, Product
 
 P = linear(16, 48, 512)
 
@@ -260,23 +259,6 @@ def test_the_best_of_each_family_is_timed_though_its_model_is_further_off() -> N
         )
         assert here.settle(here.chooser.serve(P)) == found
         assert ("g", "worse") not in here.bench.compiled
-
-
-def test_a_layers_other_products_find_kernels_that_are_ready() -> None:
-    """With a bias, and its gradients: some are built behind its first product."""
-    configs = "best", "second", "third", "more"
-    here = Here(own=configs)
-    here.f.palette = lambda p: configs  # type: ignore[method-assign]
-    here.settle(here.chooser.serve(P))
-    for a, b in ((P.a, P.b), (P.a, Strides(P.n, 1)), (Strides(1, P.m), Strides(P.n, 1))):
-        for bias in (None, "bfloat16"):
-            other = replace(P, a=a, b=b, dtype_bias=bias)
-            states = [here.chooser.verdict(here.f, other, config, trial=False).state for config in configs]
-            own = (a, b, bias) == (P.a, P.b, None)
-            assert states == ["admitted"] * 3 + ["admitted" if own else "unknown"]
-    assert here.chooser.verdict(here.f, replace(P, dtype_bias="float32"), "best", trial=False).state == "unknown"
-    for product in (linear(16, 48, 512, a=Strides(1024, 1)), replace(P, c=P.out, dtype_c="float32", beta=1.0)):
-        assert list(pose_layer(product)) == []
 
 
 def test_what_is_far_from_the_best_is_not_waited_with() -> None:

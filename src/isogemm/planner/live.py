@@ -32,7 +32,7 @@ from .relay import LiveBench, Relay, Round
 from .tables import Hint, Use
 from .timed import Pending, ProductClass, Timed
 from .trials import golden_products, variant_of
-from .tuning import pose_layer, pose_rows
+from .tuning import pose_rows
 
 if TYPE_CHECKING:
     from .products import Chooser
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 Task = Callable[[], None]
 
 READY = 2.0  # times the best by the models: a kernel that is ready serves meanwhile
-LIKELY = 3  # kernels that are built for variants which may follow: of 559 drawn products these have one for 99 %
 NEAR, FEW, BUILT = 1.35, 8, 5  # times the best; near kernels of ours that are timed at most, and that are built for it
 ALGORITHMS = 4  # of a library
 ROUNDS, TRIES = 5, 12  # times that each is timed, and how often that is begun
@@ -270,9 +269,6 @@ class Live:
             watch.prepared.set()
         for task in self._palette(product):
             self.bench.submit(self._aside(task, watch.kind), 1)
-        for other in pose_layer(product):
-            for task in self._palette(other, LIKELY):
-                self.bench.submit(self._aside(task, watch.kind), 2)
 
     def _aside(self, task: Task, kind: ProductClass, after: Task = lambda: None) -> Task:
         """The task as other threads do it: what goes wrong there is not timed."""
@@ -301,11 +297,11 @@ class Live:
             tasks += [partial(self._admit, name, product, kind) for name in names]
         return tasks
 
-    def _palette(self, product: Product, most: int | None = None) -> Iterator[Task]:
+    def _palette(self, product: Product) -> Iterator[Task]:
         """A few kernels that between them serve all such products nearly as well as any, once for each variant."""
         variant = variant_of(product)
         for name, family in self.chooser.families.items():
-            for config in family.palette(product)[:most]:
+            for config in family.palette(product):
                 use = Use(name, config)
                 if (use, variant) not in self._asked and family.supports(product, config):
                     self._asked.add((use, variant))

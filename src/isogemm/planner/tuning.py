@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from ..contract.spec import Contract
 from ..errors import OptionError
-from ..problem.numeric import NumericKey, is_packed, numeric_key
+from ..problem.numeric import NumericKey, numeric_key
 from ..problem.product import Launch, Product, Strides
 from .admission import Admission, same_stamp
 from .products import Chooser
@@ -312,23 +312,6 @@ def pose_rows(product: Product, m: int) -> Product:
     a, out = product.a, product.out
     a = Strides(a.row, a.col, item * m * product.k) if a.col == 1 else Strides(1, m, item * m * product.k)
     return replace(product, m=m, a=a, out=Strides(out.row, out.col, item * m * product.n))
-
-
-def pose_layer(product: Product) -> Iterator[Product]:
-    """Products of other variants that a layer with this one multiplies as well, or one beside it.
-
-    With a bias and without; of the layouts NT, NN and TN, as a weight's product and its gradients have them.
-    """
-    p = product
-    if p.batch > 1 or p.c is not None or not is_packed(p):
-        return
-    m = -(-p.m // 64) * 64  # whole lines, as strides of n and k are where kernels are built ahead
-    rows, weight = Strides(p.k, 1), Strides(p.n, 1)
-    for a, b in ((rows, Strides(1, p.k)), (rows, weight), (Strides(1, m), weight)):
-        for bias in (None, p.dtype_out):
-            found = replace(p, m=m, a=a, b=b, out=Strides(p.n, 1), dtype_bias=bias, bias_stride=1)
-            if variant_of(found) != variant_of(p):
-                yield found
 
 
 def _jobs(chooser: Chooser, products: Sequence[Product]) -> list[Job]:

@@ -69,6 +69,9 @@ def test_a_wrong_mode_names_the_right_one(wrong: Any, nearest: str) -> None:
 def test_a_mode_and_a_contract_are_one_too_many() -> None:
     with pytest.raises(OptionError, match="a mode or a contract"):
         isogemm.matmul(A, B, mode="ieee", contract="fma/chain")
+    for call in CALLS.values():  # one object, as Python keeps one of equal words
+        with pytest.raises(OptionError, match="a mode or a contract"):
+            call(mode="tf32", contract="tf32")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from ..backends import open_device
 from ..base.arguments import beta_of_c
 from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..contract.modes import contract_of
-from ..contract.spec import ContractLike
+from ..contract.spec import ContractLike, as_contract
 from ..errors import OptionError
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList
@@ -36,6 +36,7 @@ _Packed: Any = _host.packed
 _again, _learn = cast(Any, _host).again, cast(Any, _host).learn
 _LINEAR, _PRODUCT, _LINEAR_INTO, _INTO = range(4)  # forms of a call, for `_again`
 _TENSORS = short.KINDS
+_LETTERS = frozenset("NT")
 _may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
 
@@ -101,8 +102,10 @@ def matmul(
             return found
         if out is None and b.ndim == 2 and _are_rows(a, b.shape[0]):
             return matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
-    if mode is not None:
-        contract = contract_of(mode, contract)
+    if contract is not None or mode is not None:
+        contract = contract if mode is None else contract_of(mode, contract)
+        if _is_default(contract, a, b):
+            return matmul(a, b, out=out, out_dtype=out_dtype, accumulate=accumulate, cast=cast)
     if cast is not None:
         a, b = (to_float32(name, x, cast) for name, x in (("a", a), ("b", b)))
     if (
@@ -197,8 +200,10 @@ def linear(
             return found
         if out is None and len(w.shape) == 2 and _are_rows(x, w.shape[1]):
             return linear(x.reshape(-1, x.shape[-1]), w, bias).reshape(*x.shape[:-1], w.shape[0])
-    if mode is not None:
-        contract = contract_of(mode, contract)
+    if contract is not None or mode is not None:
+        contract = contract if mode is None else contract_of(mode, contract)
+        if _is_default(contract, x, w):
+            return linear(x, w, bias, out=out, out_dtype=out_dtype, activations=activations, cast=cast)
     if cast is not None:
         x, w, bias = (to_float32(name, each, cast) for name, each in (("x", x), ("w", w), ("bias", bias)))
     if activations is not None or type(w) is QuantizedMatrix:
@@ -234,6 +239,12 @@ def linear(
         if found is not None:
             return found
     return dispatch.linear(x, w, bias, contract, out_dtype, out)
+
+
+def _is_default(contract: ContractLike | None, a: Any, b: Any) -> bool:
+    """Whether a contract is what two arrays have without one."""
+    arrays = type(a) is _ndarray and (type(b) is _ndarray or type(b) is _Packed)
+    return arrays and (contract is None or as_contract(contract) == _host.default(a.dtype, b.dtype))
 
 
 def _are_rows(x: Any, k: int) -> bool:
@@ -310,6 +321,19 @@ def gemm(
     -----------
     As `matmul`; the four transpositions agree.
     """
+    if (
+        c is bias is out_dtype is None
+        and beta is None
+        and mode is None
+        and accumulate is False
+        and type(alpha) is float
+        and alpha == 1
+        and type(a) is type(b) is _ndarray
+        and a.ndim == b.ndim == 2
+        and type(trans_a) is type(trans_b) is str
+        and _LETTERS.issuperset((trans_a, trans_b))
+    ):
+        return matmul(a if trans_a == "N" else a.T, b if trans_b == "N" else b.T, contract=contract, out=out)
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     contract = contract if mode is None else contract_of(mode, contract)
     given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)

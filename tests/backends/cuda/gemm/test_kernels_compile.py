@@ -226,9 +226,8 @@ RING_LAYOUTS = ("NT", "SS", "TN", "SS", "NT")
 def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels):
     layouts = dict(zip(RINGS, itertools.cycle(RING_LAYOUTS), strict=False))
     posed = {ring: pose(layouts[ring], "float32", "fma/chain", n=776) for ring in RINGS}  # no tile's last round is full
-    made = {
-        ring + shared: kernels.build("sgemm", ring + shared, posed[ring]) for ring in RINGS for shared in ("", SHARED)
-    }
+    configs = [*RINGS, *(ring + SHARED for ring in list(RINGS)[1::5])]
+    made = {config: kernels.build("sgemm", config, posed[config.removesuffix(SHARED)]) for config in configs}
     for config, (kernel,) in made.items():
         ring = config.removesuffix(SHARED)
         fused, copied, stored = kernel.machine_counts("FFMA", "LDGSTS", "STS")

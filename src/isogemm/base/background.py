@@ -67,6 +67,7 @@ class _Crew:
 
     def stop(self) -> None:
         with self.lock:
+            self.left -= len(self.waiting)
             self.over, self.waiting = True, []
             running = list(self.threads)
         for thread in running:

@@ -119,10 +119,11 @@ class Live:
         for i, product in enumerate(products):
             tell(i, 2 * len(products), f"{numeric_key(product)}, m {product.m}")
             relays.append(self.serve(product, budget))
+        self.bench.idle(LONGEST)
         for i, (product, relay) in enumerate(zip(products, relays, strict=True)):
             tell(len(products) + i, 2 * len(products), f"{numeric_key(product)}, m {product.m}")
             watch = self._watches.get(ProductClass.of(product))
-            if watch is None or not self.bench.idle(LONGEST):
+            if watch is None or not watch.prepared.wait(LONGEST):
                 continue
             held, at = self.bench.operands(product)
             while self._watches.get(watch.kind) is watch and watch.leader in (None, relay):

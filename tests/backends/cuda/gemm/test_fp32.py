@@ -129,6 +129,10 @@ def test_shares_are_offered_where_the_last_round_is_not_full() -> None:
         assert shares_of(p, RINGS[name], 132) == want
         assert Sgemm().supports(p, name + SHARED) == want.uneven
     assert not Sgemm().supports(sample(512, 512, 4096, "fma/leaf512"), "32x32 k64 s4" + SHARED)
+    # Copies of less than 16 bytes take a second warp, and with it the registers of a third block.
+    odd = sample(32, 400 * 32, 4098)
+    assert shares_of(odd, RINGS[name], 132) == Shares(264, 1, 400)
+    assert shares_of(odd, RINGS["16x32 k64 s4"], 132) == Shares(264, 2, 400)
 
 
 @pytest.mark.parametrize("k", [1, 4, 31, 32, 33, 100, 1000])

@@ -66,7 +66,7 @@ def _alone(p: Product) -> Iterator[HopperConfig]:
 def _between(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
     """A configuration's neighbours by 8 columns: what fits a wave, or the product, is often one of them."""
     y = p.m if c.swapped else p.n
-    for cols in (c.cols - 8, c.cols + 8) if c.cols >= 64 else ():
+    for cols in (c.cols - 8, c.cols + 8) if min(c.rows, c.cols) >= 64 else ():
         if cols - 8 < y and cols <= 256:
             for made in _filled(p, replace(c, cols=cols)):
                 if made.depth == c.depth:

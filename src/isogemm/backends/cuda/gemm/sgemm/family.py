@@ -31,11 +31,13 @@ from .tiles import (
     RingTile,
     SgemmConfig,
     blocks_of,
+    copiers_of,
     copies,
     in_step,
     modes,
     out_of_step,
     shares_of,
+    sure_of,
 )
 
 
@@ -97,9 +99,7 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     defines = _ringed(p, ring) if ring else dict(zip(("MODE_A", "MODE_B"), modes(p), strict=True))
     defines |= {"SHARED": shares is not None}
     defines |= {"BM": tile.m, "BN": tile.n, "BK": tile.k, "TM": tile.thread_m, "TN": tile.thread_n}
-    copiers = int(defines.get("COPIERS", 0))
-    fewer = copiers > 1 and tile.blocks < 4  # registers, of wide tiles, for the second warp that copies
-    defines |= {"MIN_BLOCKS": 1 if leaf else tile.blocks - fewer, "LEAF": leaf > 0}
+    defines |= {"MIN_BLOCKS": 1 if leaf else sure_of(p, tile), "LEAF": leaf > 0}
     steps = [("i64", x) for x in (a.row, a.k, a.batch, b.row, b.k, b.batch)]
     sizes = [("i32", x) for x in (p.m, p.n, p.k, p.batch, leaf, types)]
     kernel = function_of(f"gemm/sgemm/{'ring' if ring else 'sgemm'}.cu", "sgemm", device, defines)
@@ -113,7 +113,7 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     launch = kernel.bind(
         [*["ptr"] * 5, *steps, *strides, *sizes, ("f32", p.alpha), ("f32", p.beta), *memory, team],
         grid=blocks,
-        block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * copiers,),
+        block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * int(defines.get("COPIERS", 0)),),
         shared=shared,
         pdl=True,
     )
@@ -159,6 +159,5 @@ def _bind_copied(p: Product, config: SgemmConfig, device: int) -> Launch:
 def _ringed(p: Product, tile: RingTile) -> dict[str, int]:
     """What gemm/sgemm/ring.cu wants to know beside the tile."""
     (deep_a, v_a), (deep_b, v_b) = copies(p, tile)
-    copiers = 1 if min(v_a, v_b) == 4 else 2
-    made = {"COPIERS": copiers, "DEEP_A": deep_a, "V_A": v_a, "DEEP_B": deep_b, "V_B": v_b}
+    made = {"COPIERS": copiers_of(p, tile), "DEEP_A": deep_a, "V_A": v_a, "DEEP_B": deep_b, "V_B": v_b}
     return {"LANES_M": tile.lanes, "STAGES": tile.stages, "AHEAD": tile.ahead, **made}

@@ -106,11 +106,21 @@ class Shares(NamedTuple):
 
 
 def shares_of(p: Product, tile: BlockTile | RingTile, multiprocessors: int) -> Shares:
-    """As many blocks as run at once, but fewer than there are tiles, so that no more than two share one."""
+    """As many blocks as run at once, but no more than there are tiles, so that no more than two share one."""
     tiles, rows = blocks_of(p, tile) * p.batch, -(-p.m // tile.m)
     size = next(d for d in range(MOST_OF_A_TEAM, 0, -1) if rows % d == 0)
-    at_once = min(tile.blocks, tiles // multiprocessors) * multiprocessors or tiles - 1
+    at_once = min(sure_of(p, tile), tiles // multiprocessors) * multiprocessors or tiles - 1
     return Shares(max(1, at_once // size), size, tiles // size)
+
+
+def sure_of(p: Product, tile: BlockTile | RingTile) -> int:
+    """Blocks that a multiprocessor surely has registers for: in wide tiles a second warp that copies takes some."""
+    return tile.blocks - (isinstance(tile, RingTile) and tile.blocks < 4 and copiers_of(p, tile) > 1)
+
+
+def copiers_of(p: Product, tile: RingTile) -> int:
+    """Warps of a ring's block that copy: two where pieces have less than 16 bytes."""
+    return 1 if min(values for _, values in copies(p, tile)) == 4 else 2
 
 
 def out_of_step(p: Product, tile: str) -> tuple[bool, bool]:

@@ -82,7 +82,7 @@ def test_copies_are_as_wide_as_addresses_steps_and_leaves_allow() -> None:
 
 def test_the_expected_time_grows_with_rounds_and_with_k_and_is_no_less_than_memory_s() -> None:
     for config in SGEMM:
-        tile = RINGS.get(config.tile) or TILES[config.tile]
+        tile = config.sizes
         once = sample(tile.m, 132 * tile.n, 4096, b=Strides(1, 4098 if config.copied else 4096))
         often, deep = replace(once, n=8 * once.n), replace(once, k=8 * once.k)
         assert microseconds(once, config, 132) < min(microseconds(often, config, 132), microseconds(deep, config, 132))

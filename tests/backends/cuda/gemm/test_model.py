@@ -80,18 +80,20 @@ def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("23-hopper-seed1", "37 products: 4.9% in the mean"),
-        ("23-hopper-seed2", "48 products: 3.7% in the mean"),
-        ("23-unaligned-seed3", "50 products: 6.3% in the mean"),
-        ("24-kernels-801", "94 products: 3.3% in the mean"),
-        ("24-kernels-803", "78 products: 4.0% in the mean"),
-        ("26-kernels-31", "120 products: 5.5% in the mean"),
-        ("27-fp32-quarters", "81 products: 1.0% in the mean"),
+        ("h200-2026-11-23-hopper-seed1", "37 products: 4.9% in the mean"),
+        ("h200-2026-11-23-hopper-seed2", "48 products: 3.7% in the mean"),
+        ("h200-2026-11-23-unaligned-seed3", "50 products: 6.3% in the mean"),
+        ("h200-2026-11-24-kernels-801", "94 products: 3.3% in the mean"),
+        ("h200-2026-11-24-kernels-803", "78 products: 4.0% in the mean"),
+        ("h200-2026-11-26-kernels-31", "120 products: 5.5% in the mean"),
+        ("h200-2026-11-27-fp32-quarters", "81 products: 1.0% in the mean"),
+        ("h100-2026-11-28-fp32-shares", "65 products: 3.2% in the mean"),
+        ("h100-2026-11-28-fp32-shares-large", "36 products: 2.7% in the mean"),
     ],
 )
 def test_the_figures_of_the_design_are_those_of_the_model(name: str, said: str) -> None:
     """What is on file is what the model expects, and what it puts first there costs what docs/design/0011 says."""
-    lines = (RESULTS / f"gpu-h200-2026-11-{name}.jsonl").read_text().splitlines()[1:]
+    lines = (RESULTS / f"gpu-{name}.jsonl").read_text().splitlines()[1:]
     rows = [json.loads(line) for line in lines]
     for row in rows:
         case = Case("random", "drawn", row["m"], row["n"], row["k"], dtype=row["dtype"], layout=row["layout"])

@@ -4,8 +4,8 @@
 // blocks share a tile, and none is idle in a last round. Of a tile that two share, the sums that the first leaves are where
 // the second begins, so its chains are what they were. Every block begins with what another waits for, and waits itself at
 // its own end, for what was begun long before: by a block with a smaller number, and GPUs begin blocks in the order of their
-// numbers, so that nothing has to wait for what has not begun, however few run at once. Blocks come in teams, whose size divides the tiles along m: they walk the same
-// columns of B at the same time, as these come from memory once.
+// numbers, so that none waits for what has not begun, however few run at once. Blocks come in teams, whose size divides the
+// tiles along m: they walk the same columns of B at the same time, as these come from memory once.
 
 static_assert(!(SHARED && LEAF));
 constexpr int GROUP = 8;  // tiles of m that share columns of B in L2

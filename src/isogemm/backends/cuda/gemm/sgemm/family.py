@@ -26,8 +26,6 @@ from ..tf32.split import chain_cut, split_of
 from .model import MULTIPROCESSORS, PALETTE, microseconds
 from .tiles import (
     CONFIGS,
-    RINGS,
-    TILES,
     RingTile,
     SgemmConfig,
     blocks_of,
@@ -83,15 +81,15 @@ def _fits(p: Product, config: SgemmConfig) -> bool:
         return False
     if not config.shared:
         return True
-    tile = RINGS.get(config.tile) or TILES[config.tile]
+    tile = config.sizes
     shares = shares_of(p, tile, MULTIPROCESSORS)
     counted = shares.columns * -(-p.k // tile.k) < 2**31  # panels, by the kernel
     return chain and counted and shares.uneven
 
 
 def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
-    ring, multiprocessors = RINGS.get(config.tile), facts.device(device).multiprocessors
-    tile = ring or TILES[config.tile]
+    tile, multiprocessors = config.sizes, facts.device(device).multiprocessors
+    ring = tile if isinstance(tile, RingTile) else None
     (a, b), order = sides(p), p.contract.order
     leaf = min(order.size, p.k) if order.kind == "leaf" else 0
     strides, types = epilogue(p)

@@ -61,7 +61,7 @@ def microseconds(p: Product, config: SgemmConfig, multiprocessors: int) -> float
         inner, (a, b) = in_step(p, config.tile)
         copied = 8 * p.k * p.batch * (p.m * a + p.n * b)
         return microseconds(inner, config._replace(copied=False), multiprocessors) + START + copied / BYTES
-    tile = RINGS.get(config.tile) or TILES[config.tile]
+    tile = config.sizes
     alone, each = WALKS[config.tile]
     if isinstance(tile, RingTile):
         each = together(each, LINES * sum(not deep for deep, _ in copies(p, tile)))

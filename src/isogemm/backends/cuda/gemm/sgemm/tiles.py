@@ -75,6 +75,11 @@ class SgemmConfig(NamedTuple):
         name = inner.removesuffix(SHARED)
         return cls(name, name != inner, inner != text) if name in RINGS or name in TILES else None
 
+    @property
+    def sizes(self) -> BlockTile | RingTile:
+        """Of the tile."""
+        return RINGS.get(self.tile) or TILES[self.tile]
+
     def __str__(self) -> str:
         return self.tile + SHARED * self.shared + COPIED * self.copied
 

@@ -20,6 +20,7 @@ from isogemm.base import tuning
 from isogemm.base.tuning import set_tuning
 from isogemm.planner import records
 from isogemm.planner.admission import Admissions
+from isogemm.planner.ahead import siblings
 from isogemm.planner.family import NotCompiledError
 from isogemm.planner.live import Live
 from isogemm.planner.products import Chooser
@@ -27,6 +28,7 @@ from isogemm.planner.records import Records
 from isogemm.planner.relay import Relay
 from isogemm.planner.tables import Use
 from isogemm.planner.timed import ProductClass, Timed
+from isogemm.planner.trials import variant_of
 from isogemm.problem.product import Addresses, Product
 
 P = linear(16, 48, 512)
@@ -250,6 +252,21 @@ def test_what_is_ready_serves_while_the_better_is_compiled() -> None:
     assert here.settle(relay, other) == "best"
 
 
+def test_a_layer_s_gradients_and_bias_find_kernels_that_are_ready() -> None:
+    """After what is likeliest for the first product, and not again for others of its variant."""
+    here = Here(own=("best", "second", "third"))
+    here.f.palette = lambda product: ("third",)
+    made = []
+    here.live._make = lambda use, product: made.append((use.config, variant_of(product)))
+    here.chooser.serve(P)
+    later = sorted(rank for rank, _ in here.bench.tasks if rank)
+    assert later == [1, 2, 2, 2, 2]
+    here.bench.work()
+    assert made[-5:] == [("third", variant_of(x)) for x in (P, *siblings(P))]
+    here.chooser.serve(linear(300, 64, 1024))
+    assert {rank for rank, _ in here.bench.tasks} == {0}
+
+
 def test_the_best_of_each_family_is_timed_though_its_model_is_further_off() -> None:
     expects = {"other": 18.0, "worse": 19.0}
     for factor, found in ((1.0, "other"), (1.2, "best")):  # 1.8 and 2.2 times the best's
@@ -381,7 +398,7 @@ def test_the_budget_bounds_what_is_timed() -> None:
     assert not here.bench.rounds
 
 
-@pytest.mark.parametrize(("us", "in_a_row"), [(20.0, 3), (2000.0, 1)])
+@pytest.mark.parametrize(("us", "in_a_row"), [(5.0, 10), (20.0, 10), (70.0, 4), (2000.0, 1)])
 def test_short_kernels_are_timed_behind_their_like(us: float, in_a_row: int) -> None:
     here = Here(own=("best", "second"), expects={"best": us, "second": 1.1 * us})
     here.settle(here.chooser.serve(P))

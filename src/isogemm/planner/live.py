@@ -25,6 +25,7 @@ from ..base.tuning import get_tuning
 from ..problem.numeric import is_packed, numeric_key
 from ..problem.product import Addresses, Launch, Product
 from .admission import Admission, relevant
+from .ahead import ahead
 from .choose import Choice
 from .family import NotCompiledError
 from .records import log, today
@@ -46,7 +47,7 @@ ROUNDS, TRIES = 5, 12  # times that each is timed, and how often that is begun
 BEHIND = 1.3  # times the fastest: not timed again
 # Kernels are timed behind their like, as a model calls them: what is fastest alone may not be, since a launch that
 # begins early takes room from the one before. Of products that take longer it makes no difference.
-IN_A_ROW, SHORT = 3, 100.0  # microseconds
+IN_A_ROW, SPAN = 10, 300.0  # at most, and microseconds that they should take
 CHECKED_MS = 60.0  # of the device's time, for the comparison of a library's algorithms with one of ours
 PATIENCE, LONGEST = 10.0, 300.0  # seconds that a capture waits for kernels that are being compiled, and `warm`
 AT_ONCE = 8  # threads that compile for a call that waits
@@ -61,7 +62,7 @@ class Live:
         self._found: dict[ProductClass, Timed] = {}
         self._ready: dict[str, dict[Use, None]] = {}  # by variant
         self._watches: dict[ProductClass, Pending] = {}
-        self._asked: set[tuple[Use, str]] = set()
+        self._begun: set[str] = set()  # variants whose kernels for products to come are being built
         self._lock = threading.RLock()
 
     def serve(self, product: Product, budget: float | None = None) -> Relay:
@@ -268,8 +269,10 @@ class Live:
             self.bench.submit(self._aside(task, watch.kind, watch.done), 0)
         if not tasks:
             watch.prepared.set()
-        for task in self._palette(product):
-            self.bench.submit(self._aside(task, watch.kind), 1)
+        if watch.kind.variant not in self._begun:
+            self._begun.add(watch.kind.variant)
+            for rank, use, one in ahead(self.chooser.families, product):
+                self.bench.submit(self._aside(partial(self._make, use, one), watch.kind), rank)
 
     def _aside(self, task: Task, kind: ProductClass, after: Task = lambda: None) -> Task:
         """The task as other threads do it: what goes wrong there is not timed."""
@@ -297,16 +300,6 @@ class Live:
             names = [name for name, family in self.chooser.families.items() if family.library]
             tasks += [partial(self._admit, name, product, kind) for name in names]
         return tasks
-
-    def _palette(self, product: Product) -> Iterator[Task]:
-        """A few kernels that between them serve all such products nearly as well as any, once for each variant."""
-        variant = variant_of(product)
-        for name, family in self.chooser.families.items():
-            for config in family.palette(product):
-                use = Use(name, config)
-                if (use, variant) not in self._asked and family.supports(product, config):
-                    self._asked.add((use, variant))
-                    yield partial(self._make, use, product)
 
     def _is_own(self, use: Use) -> bool:
         return use.family in self.chooser.families and not self.chooser.families[use.family].library
@@ -402,7 +395,7 @@ class Live:
         served = self._all_bound(libraries, product)
         bound = [x for pair in zip_longest(own, served) for x in pair if x is not None]
         expected = [x.expected_us or 0.0 for x in bound]
-        watch.in_a_row = IN_A_ROW if min(expected, default=0.0) <= SHORT else 1
+        watch.in_a_row = max(1, min(IN_A_ROW, int(SPAN / max(1.0, min(expected, default=1.0)))))
         while bound and watch.in_a_row * sum(expected[: len(bound)]) > 1e3 * watch.budget:
             bound.pop()
         watch.leader = relay

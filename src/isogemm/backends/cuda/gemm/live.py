@@ -5,7 +5,8 @@ round whose pause was over too early does not count. Before each timed run a mem
 makes operands cold, and reading half of that writes back what the memset left there: kernels of 24 drawn products were
 ordered as by graphs with rotated weights to 0.9 % of their time in the mean, after the memset alone to 2.2 % (H200,
 three runs of each). Short kernels are run behind their like, without an event between: a launch that begins before the
-one before it ends takes room from that, and what is fastest alone may be slower in a row.
+one before it ends takes room from that, and what is fastest alone may be slower in a row. Each has weights of its own,
+as a model's layers have: those of the launch before may still lie in the cache.
 
 Nothing waits for the device: events are asked, at later calls, whether they have come to pass. All of it is done in the
 relaxed capture mode, so that no thread that captures a graph is disturbed.
@@ -30,7 +31,9 @@ from ..driver.waiting import compiled_alone
 from .cublaslt import compare
 
 COLD = 2  # times the second-level cache
-PAUSE, EACH = 300_000, 80_000  # nanoseconds of a round, and for each kernel: enqueueing one took some 40 us
+# Nanoseconds of a round, for each kernel, and for each of its runs: enqueueing one run took some 40 us, others fewer.
+PAUSE, EACH, RUN = 300_000, 80_000, 10_000
+ALIGNED = 1024  # bytes: where operands of later runs begin, which no kernel asks more of
 SWITCH = 2e-5  # seconds that another thread may keep the GIL for, while a round is enqueued: each call gives it up
 SHARE = 0.25  # of the memory that is free, for operands of a comparison
 
@@ -82,21 +85,21 @@ class CudaLive:
         """Enqueue runs of each; an output that is read as well is left alone, another gets the bits it has."""
         import torch
 
-        words = facts.device(self.device).l2_bytes // 4
+        cache = facts.device(self.device).l2_bytes
+        words, spare = cache // 4, in_a_row > 1 or product.c is not None
         pause, read = self._kernels
         with torch.cuda.device(self.device), relaxed():
             try:
                 cold = torch.empty((COLD * words,), dtype=torch.int32, device="cuda")
-                scratch = None if product.c is None else torch.empty(_extent(product), dtype=torch.uint8, device="cuda")
+                scratch = torch.empty(_extents(product)[2] if spare else 0, dtype=torch.uint8, device="cuda")
             except torch.OutOfMemoryError:
                 return None
-            at = at if scratch is None else at._replace(out=scratch.data_ptr())
+            if product.c is not None:
+                at = at._replace(out=scratch.data_ptr())
+            runs = in_other_places(product, at, in_a_row, cold.data_ptr(), cache, scratch.data_ptr())
             pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in launches]
-            gate, waiting, before = (
-                torch.cuda.Event(),
-                patience * (PAUSE + EACH * len(launches)),
-                sys.getswitchinterval(),
-            )
+            waiting = patience * (PAUSE + (EACH + RUN * in_a_row) * len(launches))
+            gate, before = torch.cuda.Event(), sys.getswitchinterval()
             sys.setswitchinterval(SWITCH)
             try:
                 pause(stream, waiting)
@@ -105,8 +108,8 @@ class CudaLive:
                     cold.zero_()
                     read(stream, cold.data_ptr(), words)
                     begin.record()
-                    for _ in range(in_a_row):
-                        launch(at, stream)
+                    for place in runs:
+                        launch(place, stream)
                     end.record()
                 return CudaRound(pairs, in_a_row, 1e-6 * waiting, not gate.query())
             finally:
@@ -173,8 +176,30 @@ class CudaRound:
             return self._waiting + float(self.pairs[0][0].elapsed_time(self.pairs[-1][1]))
 
 
-def _extent(p: Product) -> int:
-    """Bytes from the first element of the output to behind its last."""
-    out: Strides = p.out
-    last = (p.m - 1) * abs(out.row) + (p.n - 1) * abs(out.col) + (p.batch - 1) * abs(out.batch)
-    return (last + 1) * ITEMSIZE[p.dtype_out]
+def in_other_places(
+    product: Product, at: Addresses, count: int, room: int, cache: int, scratch: int
+) -> list[Addresses]:
+    """Addresses of runs in a row: the caller's, then the larger operand elsewhere and the output in `scratch`.
+
+    Parameters
+    ----------
+    room, cache : int
+        Where memory of twice the cache's bytes begins, whose second half is not in the cache: that comes first.
+    """
+    a, b, _ = _extents(product)
+    larger, size = ("a", a) if a > b else ("b", b)
+    each = -(-size // ALIGNED) * ALIGNED
+    free = [half + i * each for half in (room + cache, room) for i in range(cache // each)]
+    others = [at._replace(out=scratch, **{larger: place}) for place in free]
+    places = [at, *others[: count - 1]]
+    return [places[i % len(places)] for i in range(count)]
+
+
+def _extents(p: Product) -> tuple[int, int, int]:
+    """Bytes from the first element of A, of B and of the output to behind their last."""
+
+    def of(x: Strides, rows: int, columns: int, dtype: str) -> int:
+        last = (rows - 1) * abs(x.row) + (columns - 1) * abs(x.col) + (p.batch - 1) * abs(x.batch)
+        return (last + 1) * ITEMSIZE[dtype]
+
+    return of(p.a, p.m, p.k, p.dtype_a), of(p.b, p.k, p.n, p.dtype_b), of(p.out, p.m, p.n, p.dtype_out)

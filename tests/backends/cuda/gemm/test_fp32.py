@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 from benchmarks.draw import of_gpus
+from hypothesis import given
+from hypothesis import strategies as st
 
-from isogemm.backends.cuda.gemm.sgemm.family import Sgemm
+from isogemm.backends.cuda.gemm.fp32 import VECTOR, epilogue
+from isogemm.backends.cuda.gemm.sgemm.family import Sgemm, types_of
 from isogemm.backends.cuda.gemm.sgemm.model import microseconds
 from isogemm.backends.cuda.gemm.sgemm.tiles import CONFIGS as SGEMM
 from isogemm.backends.cuda.gemm.sgemm.tiles import COPIED, RINGS, SHARED, TILES, SgemmConfig, Shares, copies, shares_of
 from isogemm.backends.cuda.gemm.tf32.family import CONFIGS, Tf32, cut
 from isogemm.contract import Contract
+from isogemm.planner.trials import variant_of
 from isogemm.problem.product import Product, Strides
 
 CONTRACTS = ("tf32:sm90/chain", "tf32x3:sm90/chain")
@@ -302,3 +306,29 @@ class TestOnTheDevice:
             want = reference.evaluate(*corner, contract)
             assert first_mismatch(out[rows, columns].cpu().numpy(), want) is None, (contract, config)
             assert not torch.isnan(out).any(), (contract, config)
+
+
+STEPS = st.sampled_from([1, 2, 3, 4, 6, 8, 12, 1024, 1027])
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40), STEPS, STEPS), min_size=20, max_size=40),
+    out=st.sampled_from(["float32", "bfloat16"]), batch=st.sampled_from([(1, 0), (1, 6), (3, 4096), (3, 4098)]),
+    align=st.sampled_from([2, 4, 8, 16, 64, 128]), c=st.sampled_from([None, "float32", "float16"]),
+)  # fmt: skip
+def test_what_is_compiled_in_is_the_variant_s_and_legal_for_the_product(sizes, out, batch, align, c) -> None:
+    """A verdict is about a variant, so all of its products are compiled alike; only whole pieces are stored at once."""
+    items, step = batch
+    found: dict[str, int] = {}
+    for m, n, row, col in sizes:
+        lies = Strides(row, col, step)
+        p = sample(
+            m, n, 64, dtype_out=out, out=lies, batch=items, align=align, dtype_bias=c, beta=0.0 if c is None else 2.0,
+            c=None if c is None else lies, dtype_c=c,
+        )  # fmt: skip
+        types = types_of(p)
+        assert found.setdefault(variant_of(p), types) == types
+        assert types | VECTOR << 12 == epilogue(p)[1] | VECTOR << 12
+        if types >> 12 & VECTOR and n > 1:
+            assert (align >= 16, col, step % 4 if items > 1 else 0) == (True, 1, 0)
+            assert row % 4 == 0 or row == 1

@@ -21,7 +21,7 @@ from .....problem.product import Addresses, Launch, Product
 from ...driver import facts
 from ...driver.nvrtc import function_of
 from ...driver.workspace import workspace
-from ..fp32 import epilogue, grid, serves, sides
+from ..fp32 import VECTOR, epilogue, grid, serves, sides
 from ..tf32.split import chain_cut, split_of
 from .model import MULTIPROCESSORS, PALETTE, microseconds
 from .tiles import (
@@ -92,14 +92,13 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     ring = tile if isinstance(tile, RingTile) else None
     (a, b), order = sides(p), p.contract.order
     leaf = min(order.size, p.k) if order.kind == "leaf" else 0
-    strides, types = epilogue(p)
     shares = shares_of(p, tile, multiprocessors) if config.shared else None
     defines = _ringed(p, ring) if ring else dict(zip(("MODE_A", "MODE_B"), modes(p), strict=True))
     defines |= {"SHARED": shares is not None}
     defines |= {"BM": tile.m, "BN": tile.n, "BK": tile.k, "TM": tile.thread_m, "TN": tile.thread_n}
-    defines |= {"MIN_BLOCKS": 1 if leaf else sure_of(p, tile), "LEAF": leaf > 0}
+    defines |= {"MIN_BLOCKS": 1 if leaf else sure_of(p, tile), "LEAF": leaf > 0, "TYPES": types_of(p)}
     steps = [("i64", x) for x in (a.row, a.k, a.batch, b.row, b.k, b.batch)]
-    sizes = [("i32", x) for x in (p.m, p.n, p.k, p.batch, leaf, types)]
+    sizes = [("i32", x) for x in (p.m, p.n, p.k, p.batch, leaf)]
     kernel = function_of(f"gemm/sgemm/{'ring' if ring else 'sgemm'}.cu", "sgemm", device, defines)
     shared = (ring.m + ring.n) * ring.k * 4 * ring.stages if ring else 0
     blocks = (shares.blocks, 1, 1) if shares else grid(blocks_of(p, tile), p.batch)
@@ -109,7 +108,7 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     memory = ["ptr", "ptr"] if shares else [("ptr", 0), ("ptr", 0)]  # of sums, of flags
     team = ("i32", shares.size if shares else 0)
     launch = kernel.bind(
-        [*["ptr"] * 5, *steps, *strides, *sizes, ("f32", p.alpha), ("f32", p.beta), *memory, team],
+        [*["ptr"] * 5, *steps, *epilogue(p)[0], *sizes, ("f32", p.alpha), ("f32", p.beta), *memory, team],
         grid=blocks,
         block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * int(defines.get("COPIERS", 0)),),
         shared=shared,
@@ -130,6 +129,15 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
             launch(stream, *at[:5])
 
     return enqueue
+
+
+def types_of(p: Product) -> int:
+    """The packed types of include/fp32_epilogue.cu, which are compiled in: all products of a variant have the same.
+
+    So a product of one column, whose rows lie anyhow, is said to store four columns at once where others would.
+    """
+    whole = p.out.col == 1 and all(step % 4 == 0 for step in (p.out.row, p.out.batch) if step != 1)
+    return epilogue(p)[1] & ~(VECTOR << 12) | (VECTOR if whole and p.align >= 16 else 0) << 12
 
 
 def _bind_copied(p: Product, config: SgemmConfig, device: int) -> Launch:

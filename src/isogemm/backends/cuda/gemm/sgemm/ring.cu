@@ -247,7 +247,7 @@ __device__ __forceinline__ void walk(
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(const float* a, const float* b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
       i64 b_k, i64 b_batch, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n,
-      int k, int batch, int leaf, int types, float alpha, float beta, float* sums, u32* flags, int team) {
+      int k, int batch, int leaf, float alpha, float beta, float* sums, u32* flags, int team) {
   extern __shared__ __align__(128) u8 ring[];
   __shared__ u64 bars[2 * STAGES];
   const Lane lane;
@@ -270,7 +270,7 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
       }
       return;
     }
-    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
+    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, TYPES, alpha, beta};
     float acc[TM][TN] = {}, total[LEAF ? TM : 1][TN] = {};
     if (start == 0 && e.starts()) {
 #pragma unroll

@@ -229,12 +229,12 @@ __device__ __forceinline__ void walk(
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
 sgemm(const float* a, const float* b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
       i64 b_k, i64 b_batch, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n,
-      int k, int batch, int leaf, int types, float alpha, float beta, float* sums, u32* flags, int team) {
+      int k, int batch, int leaf, float alpha, float beta, float* sums, u32* flags, int team) {
   __shared__ alignas(16) Shared shared;
   const Thread t;
   each_part(m, n, k, batch, team, [&](int m0, int n0, i64 item, int start, int stop, bool last) {
     const Operand x{a + item * a_batch, a_r, a_k, m}, y{b + item * b_batch, b_r, b_k, n};
-    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
+    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, TYPES, alpha, beta};
     wait_for_predecessor();
     float acc[TM][TN];
 #pragma unroll

@@ -51,6 +51,9 @@ def test_a_layer_has_its_gradients_and_a_bias_beside_a_product(rows: int) -> Non
         {"c": Strides(64, 1), "dtype_c": "bfloat16", "beta": 1.0},
         {"align": 16},
         {"k": 1022, "a": Strides(1022, 1), "b": Strides(1, 1022)},
+        {"a": Strides(8192, 8)},
+        {"a": Strides(0, 0)},
+        {"out": Strides(1, 304)},
     ],
 )
 def test_products_of_no_plain_layer_have_no_others_beside_them(changes: dict[str, Any]) -> None:

@@ -29,7 +29,7 @@ from isogemm.planner.relay import Relay
 from isogemm.planner.tables import Use
 from isogemm.planner.timed import ProductClass, Timed
 from isogemm.planner.trials import variant_of
-from isogemm.problem.product import Addresses, Product
+from isogemm.problem.product import Addresses, Product, Strides
 
 P = linear(16, 48, 512)
 
@@ -252,19 +252,27 @@ def test_what_is_ready_serves_while_the_better_is_compiled() -> None:
     assert here.settle(relay, other) == "best"
 
 
-def test_a_layer_s_gradients_and_bias_find_kernels_that_are_ready() -> None:
-    """After what is likeliest for the first product, and not again for others of its variant."""
-    here = Here(own=("best", "second", "third"))
-    here.f.palette = lambda product: ("third",)
-    made = []
+def test_kernels_are_built_ahead_once_each_though_a_first_product_may_not_want_them() -> None:
+    """Behind what is likeliest for a product; `wide` serves no product of few rows."""
+    here, made = Here(), list[Any]()
+    here.f.palette = lambda product: ("third", "wide") if product.m > 16 else ("third",)
     here.live._make = lambda use, product: made.append((use.config, variant_of(product)))
     here.chooser.serve(P)
-    later = sorted(rank for rank, _ in here.bench.tasks if rank)
-    assert later == [1, 2, 2, 2, 2]
     here.bench.work()
-    assert made[-5:] == [("third", variant_of(x)) for x in (P, *siblings(P))]
-    here.chooser.serve(linear(300, 64, 1024))
-    assert {rank for rank, _ in here.bench.tasks} == {0}
+    every = [variant_of(x) for x in (P, *siblings(P))]
+    likeliest = len(made) - 9
+    assert made[likeliest:] == [("third", every[0]), *((c, v) for v in every[1:] for c in ("third", "wide"))]
+    here.chooser.serve(linear(300, 48, 512))
+    here.bench.work()
+    assert made[likeliest + 9 :] == [*made[:likeliest], ("wide", every[0])]
+
+
+def test_products_of_any_strides_are_served() -> None:
+    """What is built for others fails no call."""
+    here = Here()
+    here.f.palette = lambda product: ("third",)
+    here.chooser.serve(linear(16, 48, 512, a=Strides(0, 0)))
+    here.bench.work()
 
 
 def test_the_best_of_each_family_is_timed_though_its_model_is_further_off() -> None:

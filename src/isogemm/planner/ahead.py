@@ -10,15 +10,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
+from ..problem.numeric import letter
 from ..problem.product import Product, Strides
 from .tables import Use
-from .trials import Alignment, ProductFamily, product_of, variant_of
+from .trials import Alignment, ProductFamily, variant_of
 
-# Of a palette's first three, one takes at most twice the time of the best kernel for 99 % of drawn products.
-SOON = 3
+SOON = (
+    3  # of a palette: by the models, one of them takes at most twice the best's time for 97 to 99 % of drawn products
+)
 FULL = Alignment(128, 16, 16, 16)
 # y = x W', of which x' dy and dy W are the gradients, and y = x W, which some models keep: (layout, bias).
 LAYER = (("NT", False), ("NN", False), ("TN", False), ("NT", True), ("NN", True))
+M, N, K = 32, 64, 1024  # a variant has no sizes
 
 
 class Ahead(NamedTuple):
@@ -45,18 +48,20 @@ def _of_palettes(families: Mapping[str, ProductFamily], product: Product, rank: 
 
 def siblings(product: Product) -> list[Product]:
     """A product of each variant that a layer has besides; none for operands that keep no 16 bytes, or an epilogue."""
-    if product.c is not None or product.alpha != 1 or product.batch > 1 or Alignment.of(product) != FULL:
-        return []
-    own = variant_of(product)
-    one = product_of(own)
+    layout = letter(product.a) + letter(product.b)
     by_layout = {
-        "NT": (Strides(one.k, 1), Strides(1, one.k)),
-        "NN": (Strides(one.k, 1), Strides(one.n, 1)),
-        "TN": (Strides(1, one.m), Strides(one.n, 1)),
+        "NT": (Strides(K, 1), Strides(1, K)),
+        "NN": (Strides(K, 1), Strides(N, 1)),
+        "TN": (Strides(1, M), Strides(N, 1)),
     }
+    plain = product.c is None and product.alpha == 1 and product.batch == 1
+    if not plain or layout not in by_layout or letter(product.out) != "N" or Alignment.of(product) != FULL:
+        return []
+    one = replace(product, m=M, n=N, k=K, out=Strides(N, 1), bias_stride=1)
     every = (
-        replace(one, a=a, b=b, out=Strides(one.n, 1), dtype_bias=one.dtype_b if bias else None, bias_stride=1)
-        for layout, bias in LAYER
-        for a, b in [by_layout[layout]]
+        replace(one, a=a, b=b, dtype_bias=(product.dtype_bias or product.dtype_b) if bias else None)
+        for name, bias in LAYER
+        for a, b in [by_layout[name]]
     )
+    own = variant_of(product)
     return [sibling for sibling in every if variant_of(sibling) != own]

@@ -62,7 +62,7 @@ class Live:
         self._found: dict[ProductClass, Timed] = {}
         self._ready: dict[str, dict[Use, None]] = {}  # by variant
         self._watches: dict[ProductClass, Pending] = {}
-        self._begun: set[str] = set()  # variants whose kernels for products to come are being built
+        self._asked: set[tuple[Use, str]] = set()  # kernels and variants of products to come
         self._lock = threading.RLock()
 
     def serve(self, product: Product, budget: float | None = None) -> Relay:
@@ -269,10 +269,15 @@ class Live:
             self.bench.submit(self._aside(task, watch.kind, watch.done), 0)
         if not tasks:
             watch.prepared.set()
-        if watch.kind.variant not in self._begun:
-            self._begun.add(watch.kind.variant)
-            for rank, use, one in ahead(self.chooser.families, product):
-                self.bench.submit(self._aside(partial(self._make, use, one), watch.kind), rank)
+        self.bench.submit(self._aside(partial(self._build_ahead, product, watch.kind), watch.kind), 1)
+
+    def _build_ahead(self, product: Product, kind: ProductClass) -> None:
+        """Ask for kernels that products to come may want, each once for its variant."""
+        for rank, use, one in ahead(self.chooser.families, product):
+            asked = use, variant_of(one)
+            if asked not in self._asked:
+                self._asked.add(asked)
+                self.bench.submit(self._aside(partial(self._make, use, one), kind), rank)
 
     def _aside(self, task: Task, kind: ProductClass, after: Task = lambda: None) -> Task:
         """The task as other threads do it: what goes wrong there is not timed."""

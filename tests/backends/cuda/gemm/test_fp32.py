@@ -19,7 +19,7 @@ from isogemm.backends.cuda.gemm.sgemm.tiles import CONFIGS as SGEMM
 from isogemm.backends.cuda.gemm.sgemm.tiles import COPIED, RINGS, SHARED, TILES, SgemmConfig, Shares, copies, shares_of
 from isogemm.backends.cuda.gemm.tf32.family import CONFIGS, Tf32, cut
 from isogemm.contract import Contract
-from isogemm.planner.trials import variant_of
+from isogemm.planner.trials import golden_products, variant_of
 from isogemm.problem.product import Product, Strides
 
 CONTRACTS = ("tf32:sm90/chain", "tf32x3:sm90/chain")
@@ -332,3 +332,18 @@ def test_what_is_compiled_in_is_the_variant_s_and_legal_for_the_product(sizes, o
         if types >> 12 & VECTOR and n > 1:
             assert (align >= 16, col, step % 4 if items > 1 else 0) == (True, 1, 0)
             assert row % 4 == 0 or row == 1
+        if align >= 16 and (col, row % 4, step % 4) == (1, 0, 0):
+            assert types >> 12 & VECTOR
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"dtype_bias": "float32"}, {"dtype_out": "bfloat16"}, {"batch": 2}, {"align": 4}]
+)
+def test_golden_products_compile_what_they_speak_for(changes: dict[str, Any]) -> None:
+    product = sample(5, 64, 128, **changes)
+    if product.batch > 1:
+        a, b, out = (x._replace(batch=size) for x, size in ((product.a, 640), (product.b, 8192), (product.out, 320)))
+        product = replace(product, a=a, b=b, out=out)
+    own = [x for x in golden_products(product) if variant_of(x) == variant_of(product)]
+    assert own
+    assert {types_of(x) for x in own} == {types_of(product)}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from contextlib import nullcontext
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -11,7 +15,7 @@ from hypothesis import strategies as st
 from tests.planner.fakes import linear
 
 from isogemm.backends.cuda.gemm import live
-from isogemm.problem.product import Addresses
+from isogemm.problem.product import Addresses, Product, Strides
 
 PAUSE = 1.02  # milliseconds
 
@@ -39,22 +43,106 @@ def test_the_time_is_that_of_one_of_the_launches_in_a_row(monkeypatch) -> None:
     assert live.CudaRound(pairs, 3, PAUSE, True).microseconds() == pytest.approx([10.0, 20.0])
 
 
-@given(m=st.integers(1, 4096), n=st.integers(1, 4096), k=st.integers(1, 4096), count=st.integers(1, 12))
-def test_later_runs_have_operands_of_their_own_and_leave_the_output_alone(m, n, k, count) -> None:
-    """Within memory of twice the cache, what is not in the cache first."""
-    room, cache, scratch = 2**40, 2**23, 2**50
-    at = Addresses(1024, 2048, 4096)
-    size, larger = (2 * k * max(m, n), "a" if m > n else "b")
-    runs = live.in_other_places(linear(m, n, k), at, count, room, cache, scratch)
-    assert len(runs) == count
-    assert runs[0] == at
-    others = [getattr(x, larger) for x in runs if x != at]
-    assert all(x == at._replace(out=scratch, **{larger: getattr(x, larger)}) for x in runs if x != at)
-    begins = sorted(set(others))
-    assert all(y - x >= size for x, y in pairwise([*begins, room + 2 * cache]))
-    assert all(x >= room and x % 512 == 0 for x in begins)
-    assert not any(x < room + cache < x + size for x in begins)
-    half = [x >= room + cache for x in others[: len(begins)]]
-    assert half == sorted(half, reverse=True)
-    if cache // (size + 1024) * 2 + 1 >= count:
-        assert len(begins) == count - 1
+ROOM, CACHE, PLACES = 2**40, 2**23, 12
+SIDES = st.sampled_from([1, 3, 64, 1000, 4096])
+
+
+@given(
+    m=SIDES, n=SIDES, k=SIDES, batch=st.sampled_from([1, 3]), shared=st.booleans(), offset=st.sampled_from([0, 2, 16])
+)
+def test_other_places_lie_in_the_memory_that_there_is_and_as_the_caller_s(m, n, k, batch, shared, offset) -> None:
+    """What is not in the cache first; as many as there is room for."""
+    a, b = Strides(k, 1, 0 if shared else m * k), Strides(1, k, n * k)
+    product = linear(m, n, k, a=a, b=b, batch=batch)
+    at = Addresses(1024 + offset, 2048 + offset, 4096)
+    sizes = 2 * (m * k if shared else batch * m * k), 2 * batch * n * k
+    larger, size = ("a", sizes[0]) if sizes[0] > sizes[1] else ("b", sizes[1])
+    places = live.in_other_places(product, at, PLACES, ROOM, CACHE)
+    begins = [getattr(x, larger) for x in places]
+    assert places == [at._replace(**{larger: x}) for x in begins]
+    assert all(y - x >= size for x, y in pairwise([*sorted(begins), ROOM + 2 * CACHE]))
+    assert all(x >= ROOM and x % 128 == offset for x in begins)
+    assert not any(x < ROOM + CACHE < x + size for x in begins)
+    assert len(begins) == min(PLACES, 2 * (CACHE // (-(-(size + 128) // 1024) * 1024)))
+    halves = [x >= ROOM + CACHE for x in begins]
+    assert halves == sorted(halves, reverse=True)
+
+
+def test_of_places_for_small_operands_no_more_are_made_than_are_asked_for() -> None:
+    assert len(live.in_other_places(linear(1, 1, 1), Addresses(0, 0, 0), 3, ROOM, 2**60)) == 3
+
+
+class Memory:
+    """What torch's allocator gives: the next address, or nothing beyond `limit` bytes."""
+
+    def __init__(self, limit: float = math.inf) -> None:
+        self.taken, self.limit = [(0, 0)], limit
+        self.OutOfMemoryError, self.int32, self.uint8 = MemoryError, 4, 1
+        self.cuda = SimpleNamespace(device=lambda ordinal: nullcontext(), Event=lambda **options: Recorded())
+
+    def empty(self, shape: Any, dtype: int, device: str) -> Any:
+        begin = 2**41 + sum(size for _, size in self.taken)
+        size = -(-math.prod(shape if isinstance(shape, tuple) else (shape,)) * dtype // 512) * 512
+        if size > self.limit:
+            raise self.OutOfMemoryError
+        self.taken.append((begin, size))
+        return SimpleNamespace(data_ptr=lambda: begin if size else 0, zero_=lambda: None)
+
+
+class Recorded:
+    """An event that has not come to pass."""
+
+    def record(self) -> None:
+        pass
+
+    def query(self) -> bool:
+        return False
+
+
+def a_round(
+    monkeypatch, memory: Memory, product: Product, at: Addresses, in_a_row: int
+) -> tuple[Any, list[Any], list[int]]:
+    """The round, addresses of its runs, and its pause."""
+    monkeypatch.setitem(sys.modules, "torch", memory)
+    monkeypatch.setattr(live, "relaxed", nullcontext)
+    monkeypatch.setattr(live.facts, "device", lambda ordinal: SimpleNamespace(l2_bytes=CACHE))
+    here, runs, pauses = live.CudaLive(0), list[Any](), list[int]()
+    vars(here)["_kernels"] = (lambda stream, ns: pauses.append(ns), lambda stream, address, words: None)
+    made = here.round(product, [lambda place, stream: runs.append(place)], at, 0, in_a_row, 1)
+    return made, runs, pauses
+
+
+def test_later_runs_have_weights_of_their_own_and_leave_the_output_alone(monkeypatch) -> None:
+    memory, product, at = Memory(), linear(16, 2048, 512), Addresses(2048, 4096, 8192 + 64)
+    made, runs, (pause,) = a_round(monkeypatch, memory, product, at, 10)
+    _, (room, size), (scratch, given) = memory.taken
+    assert (made.valid(), len(runs), runs[0]) == (True, 10, at)
+    assert size == 2 * CACHE
+    assert given >= 64 + 2 * 16 * 2048
+    assert all(run == at._replace(b=run.b, out=scratch + 64) for run in runs[1:])
+    others = [run.b for run in runs[1:7]]  # three fit into either half
+    assert all(room <= b <= room + size - 2 * 2048 * 512 for b in others)
+    assert len({*others}) == 6
+    assert [run.b for run in runs[7:]] == [at.b, *others[:2]]
+    _, _, (shorter,) = a_round(monkeypatch, Memory(), product, at, 1)
+    assert pause - shorter == 9 * live.RUN
+
+
+def test_an_output_that_is_read_is_written_nowhere(monkeypatch) -> None:
+    product = linear(16, 2048, 512, c=Strides(2048, 1), dtype_c="bfloat16", beta=1.0)
+    memory, at = Memory(), Addresses(2048, 4096, 8192, c=8192)
+    for in_a_row in (1, 10):
+        _, runs, _ = a_round(monkeypatch, memory, product, at, in_a_row)
+        assert {run.out for run in runs} == {memory.taken[-1][0]}
+        assert {(run.a, run.c) for run in runs} == {(at.a, at.c)}
+
+
+def test_what_no_cache_holds_is_run_as_it_lies(monkeypatch) -> None:
+    memory, at = Memory(), Addresses(2048, 4096, 8192)
+    _, runs, _ = a_round(monkeypatch, memory, linear(1, 4096, 2048), at, 4)
+    assert runs == [at] * 4
+    assert memory.taken[-1][1] == 0
+
+
+def test_without_memory_there_is_no_round(monkeypatch) -> None:
+    assert a_round(monkeypatch, Memory(CACHE), linear(16, 64, 64), Addresses(0, 0, 0), 1)[0] is None

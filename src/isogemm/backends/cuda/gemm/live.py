@@ -18,6 +18,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle, islice
 from typing import Any
 
 from ....base.background import busy, submit, wait
@@ -33,7 +34,7 @@ from .cublaslt import compare
 COLD = 2  # times the second-level cache
 # Nanoseconds of a round, for each kernel, and for each of its runs: enqueueing one run took some 40 us, others fewer.
 PAUSE, EACH, RUN = 300_000, 80_000, 10_000
-ALIGNED = 1024  # bytes: where operands of later runs begin, which no kernel asks more of
+LINE, APART = 128, 1024  # bytes: places lie as the caller's do in the first, and a multiple of the second apart
 SWITCH = 2e-5  # seconds that another thread may keep the GIL for, while a round is enqueued: each call gives it up
 SHARE = 0.25  # of the memory that is free, for operands of a comparison
 
@@ -86,17 +87,19 @@ class CudaLive:
         import torch
 
         cache = facts.device(self.device).l2_bytes
-        words, spare = cache // 4, in_a_row > 1 or product.c is not None
+        words, nbytes = cache // 4, _extents(product)[2] + LINE
+        elsewhere = in_a_row > 1 and _larger(product)[1] <= cache and nbytes <= COLD * cache
+        spare = elsewhere or product.c is not None
         pause, read = self._kernels
         with torch.cuda.device(self.device), relaxed():
             try:
                 cold = torch.empty((COLD * words,), dtype=torch.int32, device="cuda")
-                scratch = torch.empty(_extents(product)[2] if spare else 0, dtype=torch.uint8, device="cuda")
+                scratch = torch.empty(nbytes if spare else 0, dtype=torch.uint8, device="cuda")
             except torch.OutOfMemoryError:
                 return None
-            if product.c is not None:
-                at = at._replace(out=scratch.data_ptr())
-            runs = in_other_places(product, at, in_a_row, cold.data_ptr(), cache, scratch.data_ptr())
+            aside = at._replace(out=scratch.data_ptr() + at.out % LINE) if spare else at
+            others = in_other_places(product, aside, in_a_row - 1, cold.data_ptr(), cache) if elsewhere else []
+            runs = [at if product.c is None else aside, *islice(cycle([*others, aside]), in_a_row - 1)]
             pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in launches]
             waiting = patience * (PAUSE + (EACH + RUN * in_a_row) * len(launches))
             gate, before = torch.cuda.Event(), sys.getswitchinterval()
@@ -176,30 +179,29 @@ class CudaRound:
             return self._waiting + float(self.pairs[0][0].elapsed_time(self.pairs[-1][1]))
 
 
-def in_other_places(
-    product: Product, at: Addresses, count: int, room: int, cache: int, scratch: int
-) -> list[Addresses]:
-    """Addresses of runs in a row: the caller's, then the larger operand elsewhere and the output in `scratch`.
+def in_other_places(product: Product, at: Addresses, count: int, room: int, cache: int) -> list[Addresses]:
+    """Up to `count` addresses with the larger operand elsewhere, in the memory of twice the cache's bytes at `room`.
 
-    Parameters
-    ----------
-    room, cache : int
-        Where memory of twice the cache's bytes begins, whose second half is not in the cache: that comes first.
+    What is not in the cache, its second half, comes first.
     """
+    larger, size = _larger(product)
+    each = -(-(size + LINE) // APART) * APART
+    begins = (half + i * each for half in (room + cache, room) for i in range(cache // each))
+    offset = getattr(at, larger) % LINE
+    return [at._replace(**{larger: begin + offset}) for begin in islice(begins, count)]
+
+
+def _larger(product: Product) -> tuple[str, int]:
+    """Which of A and B has more bytes, and how many."""
     a, b, _ = _extents(product)
-    larger, size = ("a", a) if a > b else ("b", b)
-    each = -(-size // ALIGNED) * ALIGNED
-    free = [half + i * each for half in (room + cache, room) for i in range(cache // each)]
-    others = [at._replace(out=scratch, **{larger: place}) for place in free]
-    places = [at, *others[: count - 1]]
-    return [places[i % len(places)] for i in range(count)]
+    return ("a", a) if a > b else ("b", b)
 
 
 def _extents(p: Product) -> tuple[int, int, int]:
     """Bytes from the first element of A, of B and of the output to behind their last."""
 
     def of(x: Strides, rows: int, columns: int, dtype: str) -> int:
-        last = (rows - 1) * abs(x.row) + (columns - 1) * abs(x.col) + (p.batch - 1) * abs(x.batch)
+        last = (rows - 1) * x.row + (columns - 1) * x.col + (p.batch - 1) * x.batch
         return (last + 1) * ITEMSIZE[dtype]
 
     return of(p.a, p.m, p.k, p.dtype_a), of(p.b, p.k, p.n, p.dtype_b), of(p.out, p.m, p.n, p.dtype_out)

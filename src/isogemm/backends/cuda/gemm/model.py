@@ -22,6 +22,7 @@ CYCLES = 1900.0  # of a microsecond: an H200 under load
 POWER = 2.87
 L2 = 4520.0 / 132  # bytes a cycle, for each multiprocessor
 MEMORY = 3820.0 / 4917  # bytes a cycle, for each GB/s that the bus could carry
+WAITING = 0.25  # power of the share of multiprocessors at work with which bytes from the second-level cache slow down
 BEGUN = 1.2  # microseconds of a kernel that no walk goes on in
 LAUNCH, COPIED = 2.0, 700.0  # of a copy: microseconds; bytes a microsecond for each GB/s of the bus
 JOINED = 1.5  # microseconds of a kernel that meets sums
@@ -57,7 +58,19 @@ def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:
     cached = cut.tiles * cut.lines * steps * 128 / (L2 * gpu.multiprocessors)
     a, b = ITEMSIZE[p.dtype_a] * p.m * p.k, ITEMSIZE[p.dtype_b] * p.n * p.k
     moved = p.batch * (a + b + ITEMSIZE[p.dtype_out] * p.m * p.n) / (MEMORY * gpu.memory)
-    return BEGUN + together(walks, cached, moved) / CYCLES
+    share = at_work(cut, gpu)
+    return BEGUN + together(walks, cached / share**WAITING, moved / share) / CYCLES
+
+
+def at_work(cut: Tiling, gpu: Gpu) -> float:
+    """The share of multiprocessors that take operands, in the mean, where a launch follows its like.
+
+    Blocks of the next launch begin where none is left, if there is room for all of them: of 40 blocks on 132
+    multiprocessors three launches are under way at once, of 80 one.
+    """
+    if cut.waves == 1 and cut.tiles <= gpu.multiprocessors:
+        return gpu.multiprocessors // cut.tiles * cut.tiles / gpu.multiprocessors
+    return min(1.0, cut.tiles / (cut.waves * gpu.multiprocessors))
 
 
 def together(*cycles: float) -> float:

@@ -104,16 +104,16 @@ def _filled(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
 
 
 # Cycles that a stage takes to be handed over, by one warpgroup and by several, and how many times as many in a cluster.
-STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 147.0, 300.0, 1.10, 1.66
+STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 169.0, 300.0, 1.10, 1.66
 # Bytes a cycle that a tile stores, cycles before it does, and those of a cluster's blocks that wait for one another.
 STORE, EPILOGUE, MEET = 3.82, 1280.0, 755.0
-START, COLUMN = 8.46, 0.593  # cycles of an instruction, and of each of its columns
+START, COLUMN = 8.46, 0.784  # cycles of an instruction, and of each of its columns
 # Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
 REFILL, SHARED_REFILL = 1990.0, 1.30
 CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken back
 # Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it; and
 # more of one that goes to several multiprocessors of a cluster.
-LINE, REREAD, SHARED_LINE = 0.995, 0.326, 0.8
+LINE, REREAD, SHARED_LINE = 0.995, 0.431, 0.7
 BIASED = 0.07  # cycles of a value whose bias is another in every column
 # Ties: tiles shared by all consumers where one wave is all there is, and weights not swapped. A tree in one walk takes
 # two thirds of what leaves side by side do where the rest of the model says as much.

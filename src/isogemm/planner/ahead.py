@@ -15,9 +15,8 @@ from ..problem.product import Product, Strides
 from .tables import Use
 from .trials import Alignment, ProductFamily, variant_of
 
-SOON = (
-    3  # of a palette: by the models, one of them takes at most twice the best's time for 97 to 99 % of drawn products
-)
+# Of a palette: by the models, one of three takes at most twice the best's time for 97 to 99 % of drawn products.
+SOON = 3
 FULL = Alignment(128, 16, 16, 16)
 # y = x W', of which x' dy and dy W are the gradients, and y = x W, which some models keep: (layout, bias).
 LAYER = (("NT", False), ("NN", False), ("TN", False), ("NT", True), ("NN", True))

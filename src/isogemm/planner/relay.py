@@ -55,9 +55,10 @@ class LiveBench(Protocol):
     def round(
         self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, in_a_row: int, patience: int
     ) -> Round | None:
-        """Enqueue `in_a_row` runs of each, the first with operands from beyond the caches.
+        """Enqueue `in_a_row` runs of each, with operands from beyond the caches.
 
-        With more `patience` the host may take longer to enqueue it. None where there is no memory for it.
+        Only the first is the call itself once more: results of others are nobody's. With more `patience` the host may
+        take longer to enqueue it. None where there is no memory for it.
         """
         ...
 

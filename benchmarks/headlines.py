@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isogemm.lab import read_json
 
-from .common import RESULTS, cell
-from .gpu.cases import PEER
+from .common import RESULTS, cell, summarize
+from .gpu.cases import ALIGNED, PEER
 from .gpu.measure import against
 from .model.build import TORCH
 from .model.cases import MAIN_GRAD, WHOLE
@@ -19,6 +19,7 @@ __all__ = ["headlines"]
 
 MODEL = "gpu-h200-2026-11-21-model.json"
 GPU = "gpu-h200-2026-11-21.json"
+SEEDS = (991, 992, 993)
 CPU = {
     "AVX-512 (Zen 5)": "cpu-znver5-2026-11-26-random-5053.json",
     "AVX-512 (Zen 4)": "cpu-znver4-2026-11-24-random-2027.json",
@@ -56,11 +57,21 @@ def _gpu() -> str:
     torch, peer = ([x for row in linears if (x := against(row, name))] for name in (TORCH, PEER))
     compiled = next(row for row in _rows(MODEL) if row["name"] == COMPILED)
     whole = next(v["ratio"] for v in compiled["verdicts"] if v["ours"] == WHOLE)
+    models, live = ([f"gpu-h200-2026-11-28-random-{seed}{how}.json" for seed in SEEDS] for how in ("", "-tuned"))
     return (
-        f"**Speed on a GPU.** bfloat16 linears of language models: {cell(torch)} times torch's speed, "
-        f"{cell(peer)} times that of {PEER}, geometric mean and range ({_link('H200', GPU)}). A whole model decodes at "
+        "**Speed on a GPU.** 16-bit products of sizes drawn at random (N and K multiples of 8), against the fastest of "
+        f"torch's ways, in the geometric mean: {_drawn(models)} as models choose, {_drawn(live)} after live timing "
+        f"(H200, seeds {', '.join(_link(str(seed), name) for seed, name in zip(SEEDS, live, strict=True))}). bfloat16 "
+        f"linears of language models, from a table: {cell(torch)} times torch's speed, {cell(peer)} times that of "
+        f"{PEER}, geometric mean and range ({_link('H200', GPU)}). A whole model decodes at "
         f"{whole:.2f} times the speed of torch compiled, in CUDA graphs ({_link('H200', MODEL)})."
     )
+
+
+def _drawn(names: Sequence[str]) -> str:
+    """The geometric mean of aligned products of 16 bits, over several files."""
+    rows = [row for name in names for row in _rows(name)]
+    return f"{summarize(rows, (ALIGNED,), against)[0]['mean']:.2f}"
 
 
 def _cpu() -> str:

@@ -11,7 +11,7 @@ from isogemm.lab import Work
 from ..common import Bar, Group, Row, Worded
 from ..draw import of_gpus
 
-__all__ = ["CHAIN", "GROUPS", "LLM", "RANDOM", "ROWS", "SUITES", "TUNED_GROUPS", "Case", "cases"]
+__all__ = ["ALIGNED", "CHAIN", "GROUPS", "LLM", "RANDOM", "ROWS", "SUITES", "TUNED_GROUPS", "Case", "cases"]
 
 Form = Literal["linear", "gradient", "batched", "drawn", "host", "wall", "replay"]
 

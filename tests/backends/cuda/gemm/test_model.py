@@ -100,6 +100,7 @@ def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
         ("h200-2026-11-24-kernels-803", "78 products: 3.9% in the mean"),
         ("h200-2026-11-26-kernels-31", "120 products: 3.9% in the mean"),
         ("h200-2026-11-28-in-a-row", "106 products: 3.6% in the mean"),
+        ("h200-2026-11-28-in-a-row-first", "113 products: 3.5% in the mean"),
         ("h100-2026-11-28-kernels-51", "66 products: 4.3% in the mean"),
         ("h200-2026-11-27-fp32-quarters", "81 products: 1.0% in the mean"),
         ("h100-2026-11-28-fp32-shares", "65 products: 3.2% in the mean"),

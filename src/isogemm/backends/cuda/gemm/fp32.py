@@ -55,17 +55,22 @@ def serves(p: Product, arithmetics: Sequence[str], orders: Sequence[str]) -> boo
     return min(p.m, p.n, p.k, p.batch) >= 1 and max(p.m, p.n, p.k, p.batch) <= LIMIT
 
 
-def epilogue(p: Product) -> tuple[list[tuple[str, int]], int]:
-    """Strides of out, C and bias as kernel parameters, and the packed `types`."""
-    c = p.c or Strides(0, 0, 0)
+def epilogue(p: Product) -> list[tuple[str, int]]:
+    """Strides of out, C and bias as kernel parameters."""
+    return [("i64", int(x)) for x in (*p.out, *(p.c or Strides(0, 0, 0)), p.bias_stride)]
+
+
+def types_of(p: Product) -> int:
+    """The packed types of include/fp32_epilogue.cu, which are compiled in: all products of a variant have the same.
+
+    So a product of one column, whose rows lie anyhow, is said to store several columns at once where others would.
+    """
     flags = START if p.accumulate else ADD_C if p.c is not None else 0
     flags |= ADD_BIAS if p.dtype_bias is not None else 0
-    whole = p.out.row % 4 == 0 and (p.batch == 1 or p.out.batch % 4 == 0)
-    if p.align >= 16 and (p.out.col == 1 or p.n == 1) and whole:
+    if p.align >= 16 and p.out.col == 1 and all(step % 4 == 0 for step in (p.out.row, p.out.batch) if step != 1):
         flags |= VECTOR
     kinds = [0 if name is None else CODE[name] for name in (p.dtype_out, p.dtype_c, p.dtype_bias)]
-    types = kinds[0] | kinds[1] << 4 | kinds[2] << 8 | flags << 12
-    return [("i64", int(x)) for x in (*p.out, *c, p.bias_stride)], types
+    return kinds[0] | kinds[1] << 4 | kinds[2] << 8 | flags << 12
 
 
 def grid(blocks: int, batch: int) -> tuple[int, int, int]:

@@ -49,14 +49,14 @@ DEVICE void join(float (&sum)[W], const float* first, i64 each, int leaves) {
 
 extern "C" __global__ void __launch_bounds__(256)
 meet(const float* parts, void* out, const void* c, const void* bias, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c,
-     i64 c_batch, i64 bias_stride, int m, int n, int items, int pitch, int leaves, int types, float alpha, float beta) {
+     i64 c_batch, i64 bias_stride, int m, int n, int items, int pitch, int leaves, float alpha, float beta) {
   wait_for_predecessor();
   const int across = pitch / W;
   const i64 each = (i64)m * pitch, count = (i64)items * m * across;
   for (i64 x = blockIdx.x * 256ll + threadIdx.x; x < count; x += gridDim.x * 256ll) {
     const i64 line = x / across, item = line / m;
     const int row = (int)(line - item * m), col = (int)(x - line * across) * W;
-    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, types, alpha, beta};
+    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, alpha, beta};
     float sum[W] = {};
     if (!LEAVES && e.starts()) {
 #pragma unroll

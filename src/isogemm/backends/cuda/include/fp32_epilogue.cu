@@ -1,14 +1,15 @@
 // What follows the walk over K of a float32 product: alpha, C, bias, one rounding, one NaN.
 //
-// `types` packs small numbers, 4 bits each: the types of out, C and bias (0 float32, 1 bf16, 2 fp16), then flags: 1 the walk
-// starts from C, 2 C is added, 4 there is a bias, 8 rows of out are contiguous, at multiples of 4 elements.
+// The host defines TYPES, small numbers of 4 bits each: the types of out, C and bias (0 float32, 1 bf16, 2 fp16), then flags:
+// 1 the walk starts from C, 2 C is added, 4 there is a bias, 8 rows of out are contiguous, at multiples of 4 elements.
 
 struct Epilogue {
   void* out;
   const void *c, *bias;
   long long out_r, out_c, out_at, c_r, c_c, c_at, bias_stride;
-  int types;
   float alpha, beta;
+
+  static constexpr int types = TYPES;
 
   static __device__ __forceinline__ float value(const void* p, int type, long long i) {
     if (type == 0) return ((const float*)p)[i];

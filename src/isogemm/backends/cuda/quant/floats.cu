@@ -180,7 +180,7 @@ quant_floats(const void* x, const u8* w, void* out, const void* bias, i64 x_row,
     if (lane == 0) fill(span + STAGES);
   }
   release_successor();
-  const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
+  const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, 1.0f, 0.0f};
   const int column = 16 * (tile + lane % 4 / 2) + lane / 4 + 8 * (lane % 2);
 #pragma unroll
   for (int i = 0; i < NX; ++i)

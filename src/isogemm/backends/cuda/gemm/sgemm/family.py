@@ -21,7 +21,7 @@ from .....problem.product import Addresses, Launch, Product
 from ...driver import facts
 from ...driver.nvrtc import function_of
 from ...driver.workspace import workspace
-from ..fp32 import VECTOR, epilogue, grid, serves, sides
+from ..fp32 import epilogue, grid, serves, sides, types_of
 from ..tf32.split import chain_cut, split_of
 from .model import MULTIPROCESSORS, PALETTE, microseconds
 from .tiles import (
@@ -108,7 +108,7 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     memory = ["ptr", "ptr"] if shares else [("ptr", 0), ("ptr", 0)]  # of sums, of flags
     team = ("i32", shares.size if shares else 0)
     launch = kernel.bind(
-        [*["ptr"] * 5, *steps, *epilogue(p)[0], *sizes, ("f32", p.alpha), ("f32", p.beta), *memory, team],
+        [*["ptr"] * 5, *steps, *epilogue(p), *sizes, ("f32", p.alpha), ("f32", p.beta), *memory, team],
         grid=blocks,
         block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * int(defines.get("COPIERS", 0)),),
         shared=shared,
@@ -129,15 +129,6 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
             launch(stream, *at[:5])
 
     return enqueue
-
-
-def types_of(p: Product) -> int:
-    """The packed types of include/fp32_epilogue.cu, which are compiled in: all products of a variant have the same.
-
-    So a product of one column, whose rows lie anyhow, is said to store four columns at once where others would.
-    """
-    whole = p.out.col == 1 and all(step % 4 == 0 for step in (p.out.row, p.out.batch) if step != 1)
-    return epilogue(p)[1] & ~(VECTOR << 12) | (VECTOR if whole and p.align >= 16 else 0) << 12
 
 
 def _bind_copied(p: Product, config: SgemmConfig, device: int) -> Launch:

@@ -270,7 +270,7 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
       }
       return;
     }
-    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, TYPES, alpha, beta};
+    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, alpha, beta};
     float acc[TM][TN] = {}, total[LEAF ? TM : 1][TN] = {};
     if (start == 0 && e.starts()) {
 #pragma unroll

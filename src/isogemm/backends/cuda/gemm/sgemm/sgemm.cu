@@ -234,7 +234,7 @@ sgemm(const float* a, const float* b, void* out, const void* c, const void* bias
   const Thread t;
   each_part(m, n, k, batch, team, [&](int m0, int n0, i64 item, int start, int stop, bool last) {
     const Operand x{a + item * a_batch, a_r, a_k, m}, y{b + item * b_batch, b_r, b_k, n};
-    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, TYPES, alpha, beta};
+    const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, alpha, beta};
     wait_for_predecessor();
     float acc[TM][TN];
 #pragma unroll

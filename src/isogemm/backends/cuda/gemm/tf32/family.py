@@ -22,7 +22,7 @@ from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
 from ...driver.workspace import workspace
-from ..fp32 import Fp32Side, epilogue, serves, sides
+from ..fp32 import Fp32Side, epilogue, serves, sides, types_of
 from ..meet import meet_of, pitched
 from .split import STEP, Cut, Split, chain_cut, split_of
 
@@ -163,7 +163,6 @@ def _product(p: Product, k: Cut, c: Tf32Config, items: tuple[int, int], device: 
     """The multiplication; of a tree, its leaves, one after the other."""
     passes = ARITHMETICS[p.contract.arithmetic]
     seen = replace(p.sums(p.batch * k.chunks, pitched(p.n)), align=128) if k.chunks > 1 else p
-    strides, types = epilogue(seen)
     defines = {
         "PASSES": passes,
         "BN": c.columns,
@@ -171,11 +170,12 @@ def _product(p: Product, k: Cut, c: Tf32Config, items: tuple[int, int], device: 
         "CLUSTER": c.cluster,
         "TURNS": c.turns,
         "LEAF": int(k.leaf_blocks > 0),
+        "TYPES": types_of(seen),
     }
     slots = facts.device(device).multiprocessors // c.cluster * c.cluster
-    counts = ints(p.m, p.n, k.blocks, k.chunks, seen.batch, *items, k.leaf_blocks, types)
+    counts = ints(p.m, p.n, k.blocks, k.chunks, seen.batch, *items, k.leaf_blocks)
     return function_of("gemm/tf32/tf32.cu", "tf32", device, defines, before=mma("tf32", c.columns)).bind(
-        ["map", "map", "ptr", "ptr", "ptr", *strides, *counts, ("f32", seen.alpha), ("f32", seen.beta)],
+        ["map", "map", "ptr", "ptr", "ptr", *epilogue(seen), *counts, ("f32", seen.alpha), ("f32", seen.beta)],
         grid=(min(_tiles(p, c) * seen.batch, slots),),
         block=(384,),
         shared=_ring(passes, c),

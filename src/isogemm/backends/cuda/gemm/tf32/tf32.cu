@@ -154,7 +154,7 @@ DEVICE void consume(Epilogue e, i64 out_batch, i64 c_batch, u32 ring, u32 full, 
 extern "C" __global__ void __launch_bounds__(384, 1)
 tf32(const __grid_constant__ Map map_a, const __grid_constant__ Map map_b, void* out, const void* c, const void* bias, i64 out_r,
      i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n, int blocks, int chunks, int items,
-     int items_a, int items_b, int leaf, int types, float alpha, float beta) {
+     int items_a, int items_b, int leaf, float alpha, float beta) {
   extern __shared__ u8 memory[];
   __shared__ alignas(8) u64 barriers[2 * STAGES];
   const u32 ring = (shared(memory) + 1023) & ~1023u, full = shared(barriers), empty = full + 8 * STAGES;
@@ -177,7 +177,7 @@ tf32(const __grid_constant__ Map map_a, const __grid_constant__ Map map_b, void*
     }
   } else {
     more_registers<232>();
-    const Epilogue e{out, c, bias, out_r, out_c, 0, c_r, c_c, 0, bias_stride, types, alpha, beta};
+    const Epilogue e{out, c, bias, out_r, out_c, 0, c_r, c_c, 0, bias_stride, alpha, beta};
     consume(e, out_batch, c_batch, ring, full, empty, tiles, count, blocks, leaf, m, n, warp, lane);
   }
   if (CLUSTER > 1) cluster_sync();  // no block leaves while the other still writes to it or arrives at its barriers

@@ -192,7 +192,7 @@ quant_int(const u8* w, const u8* x_codes, const float* x_scales, const int* x_su
   x_sums = (const int*)(x_codes + code_bytes + scale_bytes);
 #endif
   const Activations a{x_codes + first * 64, x_scales + first, x_sums + first, (m + 7) / 8, m - first, lane};
-  const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
+  const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, 1.0f, 0.0f};
   const int following = team * GROUP + (part + 1) % GROUP;
   const int next = warp < WHOLE_SLOTS ? following : half + 2 * following - WHOLE_SLOTS;
   const Job job{memory + place * STAGES * STAGE_BYTES, full, shared(uses + (warp < WHOLE_SLOTS ? 0 : pair * STAGES)), there,

@@ -199,7 +199,7 @@ quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_s
     __syncwarp();
     if (lane == 0) barrier_arrive(empty + 8 * s);
   }
-  const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
+  const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, 1.0f, 0.0f};
 #pragma unroll
   for (int j = 0; j < NJ; ++j)
 #pragma unroll

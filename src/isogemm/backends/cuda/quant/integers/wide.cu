@@ -177,7 +177,7 @@ quant_int_wide(const __grid_constant__ Map map_x, const __grid_constant__ Map ma
   } else {  // consumers
     more_registers<CONSUMER_REGISTERS>();
     wait_for_predecessor();
-    const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, TYPES, 1.0f, 0.0f};
+    const Epilogue e{out, nullptr, bias, out_r, out_c, 0, 0, 0, 0, bias_stride, 1.0f, 0.0f};
     Consumer c{{memory, ring, full, empty, warp, lane, {0, 0, 0, 0}}};
     for (int t = blockIdx.x; t < plan.count(); t += gridDim.x) {
       const Block tile = plan[t];

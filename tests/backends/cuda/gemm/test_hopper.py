@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from itertools import product as pairs
 from typing import Any
 
 import pytest
 
-from isogemm.backends.cuda.gemm.hopper.config import SHARED, HopperConfig, geometry, resident
+from isogemm.backends.cuda.gemm.hopper.config import SHARED, HopperConfig, geometry, late, resident
 from isogemm.backends.cuda.gemm.hopper.family import Hopper, source
 from isogemm.contract.spec import Contract
 from isogemm.problem.product import Addresses, Product, Strides
@@ -165,6 +166,19 @@ def test_clusters_stay_inside_their_group_of_multiprocessors():
     assert resident(HopperConfig.parse("64x32x64 s4 o2"), 132) == 264
 
 
+@pytest.mark.parametrize(
+    ("text", "blocks"),
+    [
+        ("w64x8x128 s12 e", range(67, 118)), ("64x160x64 s8", range(67, 118)), ("w256x8x64 s6", range(67, 118)),
+        ("128x128x64 s7", ()), ("64x24x128 s10 c1x4 e", ()), ("64x32x64 s4 o2", ()),
+    ],
+)  # fmt: skip
+def test_the_next_launch_waits_where_its_blocks_would_lie_unevenly(text, blocks):
+    """Neither where two launches fit side by side, nor where one leaves nothing free; of 132 multiprocessors."""
+    config = HopperConfig.parse(text)
+    assert [n for n in range(1, 133) if late(config, n, 132)] == list(blocks)
+
+
 def test_what_reaches_the_kernel_reaches_its_source():
     config = HopperConfig.parse("128x64x64 s4")
     base = source(PLAIN, geometry(PLAIN, config))
@@ -308,3 +322,32 @@ def test_walks_that_start_from_c(config, contract):
     # Nor have tiles of fewer than 64 rows.
     narrow = config in CONFIGS[-4:-1] or config in ("64x24x128 s8", "w64x16x128 s8 e", "64x32x128 s4 o2")
     assert bool(ran) != narrow
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", ["w64x8x128 s12 e", "w64x8x256 s6", "w64x8x128 s12 pp e", "w64x32x64 s3"])
+def test_launches_that_wait_for_one_another_have_what_the_one_before_left(config):
+    """Of 72 and 80 blocks, each reading what the last one wrote; of more K than a ring holds, and of less."""
+    from tests.backends.cuda.device import draw, same, torch
+    from tests.backends.cuda.forced import strides
+
+    widths = (264, 4608, 5120, 4608, 40, 5120)
+    weights = [draw((n, k), "bfloat16", n + k) / k**0.5 for k, n in pairwise(widths)]
+    rows = [torch.empty((8, n), dtype=torch.bfloat16, device="cuda") for n in widths[1:]]
+    found = []
+    for text in ("128x64x64 s4", config):
+        for out in rows:
+            out.fill_(float("nan"))
+        x, calls = draw((8, widths[0]), "bfloat16", 1), []
+        for w, out in zip(weights, rows, strict=True):
+            product = replace(
+                PLAIN, m=8, n=w.shape[0], k=w.shape[1], a=strides(x), b=strides(w.T), out=strides(out), align=16
+            )
+            calls.append((HOPPER.bind(product, text, torch.cuda.current_device()), x, w, out))
+            x = out
+        for launch, a, w, out in calls:
+            launch(Addresses(a.data_ptr(), w.data_ptr(), out.data_ptr()), torch.cuda.current_stream().cuda_stream)
+        found.append([out.clone() for out in rows])
+    for one, other in zip(*found, strict=True):
+        assert not torch.isnan(one).any()
+        same(other, one, config)

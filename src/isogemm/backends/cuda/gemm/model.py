@@ -22,7 +22,10 @@ CYCLES = 1900.0  # of a microsecond: an H200 under load
 POWER = 2.87
 L2 = 4520.0 / 132  # bytes a cycle, for each multiprocessor
 MEMORY = 3820.0 / 4917  # bytes a cycle, for each GB/s that the bus could carry
-WAITING = 0.25  # power of the share of multiprocessors at work with which bytes from the second-level cache slow down
+WAITING = 0.25  # power of `intake` with which bytes from the second-level cache slow down
+ENOUGH = 32  # multiprocessors that could take in what memory gives
+# Where the next launch waits: the power of the share of multiprocessors with a tile that `intake` is, and microseconds.
+LATE, WAIT = 1 / 3, 0.5
 BEGUN = 1.2  # microseconds of a kernel that no walk goes on in
 LAUNCH, COPIED = 2.0, 700.0  # of a copy: microseconds; bytes a microsecond for each GB/s of the bus
 JOINED = 1.5  # microseconds of a kernel that meets sums
@@ -49,6 +52,7 @@ class Tiling(NamedTuple):
     stage: float  # cycles for 64 of K that a block waits for its stages
     store: float  # cycles of a tile's epilogue
     stores: int  # epilogues that nothing hides
+    late: bool = False  # the next launch's blocks come when these have all of their operands
 
 
 def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:
@@ -58,19 +62,23 @@ def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:
     cached = cut.tiles * cut.lines * steps * 128 / (L2 * gpu.multiprocessors)
     a, b = ITEMSIZE[p.dtype_a] * p.m * p.k, ITEMSIZE[p.dtype_b] * p.n * p.k
     moved = p.batch * (a + b + ITEMSIZE[p.dtype_out] * p.m * p.n) / (MEMORY * gpu.memory)
-    share = at_work(cut, gpu)
-    return BEGUN + together(walks, cached / share**WAITING, moved / share) / CYCLES
+    share = intake(cut, gpu)
+    begun = BEGUN + WAIT * cut.late
+    return begun + together(walks, cached / share**WAITING, moved / share) / CYCLES
 
 
-def at_work(cut: Tiling, gpu: Gpu) -> float:
-    """The share of multiprocessors that take operands, in the mean, where a launch follows its like.
+def intake(cut: Tiling, gpu: Gpu) -> float:
+    """The share of what the GPU could take in that a launch does take in, where it follows its like.
 
-    Blocks of the next launch begin where none is left, if there is room for all of them: of 40 blocks on 132
-    multiprocessors three launches are under way at once, of 80 one.
+    It is not the share of its multiprocessors: few blocks take in nearly as much as many, if they lie evenly. Those of
+    a launch that begins early lie evenly where two launches fit beside one another.
     """
+    share = min(1.0, cut.tiles / (cut.waves * gpu.multiprocessors))
+    if cut.late:
+        return float(share**LATE)
     if cut.waves == 1 and cut.tiles <= gpu.multiprocessors:
-        return gpu.multiprocessors // cut.tiles * cut.tiles / gpu.multiprocessors
-    return min(1.0, cut.tiles / (cut.waves * gpu.multiprocessors))
+        return gpu.multiprocessors // cut.tiles * share * min(1.0, cut.tiles / ENOUGH)
+    return share
 
 
 def together(*cycles: float) -> float:

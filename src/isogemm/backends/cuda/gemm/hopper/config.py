@@ -274,3 +274,14 @@ def resident(c: HopperConfig, multiprocessors: int) -> int:
     """Clusters that run at once: multiprocessors come in groups of at most 18, and a cluster stays inside of one."""
     room = multiprocessors if c.cluster <= 2 else multiprocessors // 11 * 10
     return room * c.occupancy // c.cluster
+
+
+def late(c: HopperConfig, blocks: int, multiprocessors: int) -> bool:
+    """Whether the next launch's blocks may come only when these have taken in all of their operands.
+
+    Blocks that come before that lie on what is free: where two launches do not fit beside one another, the later one's
+    lie unevenly, and what a multiprocessor takes in depends on its neighbours. Tiles of few rows or columns, which
+    memory bounds, are up to a fifth faster so; where a launch all but fills the GPU, or half of it, they are not.
+    """
+    narrow = c.cluster == c.occupancy == 1 and min(c.rows, c.cols) <= 64
+    return narrow and multiprocessors // 2 < blocks < multiprocessors * 9 // 10

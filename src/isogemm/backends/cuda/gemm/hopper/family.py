@@ -34,6 +34,7 @@ from .config import (
     HopperSide,
     geometry,
     has_totals,
+    late,
     leaf_of,
     levels_of,
     quads_of,
@@ -135,7 +136,7 @@ def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int) -> Encod
     return encoder(p.dtype_a, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128, promotion=256)
 
 
-def _scalars(p: Product, g: Geometry) -> list[tuple[str, object]]:
+def _scalars(p: Product, g: Geometry, late: bool) -> list[tuple[str, object]]:
     """Everything of a launch but the addresses, in the kernel's order."""
     c = g.config
     strides = p.c or Strides(0, 0)
@@ -146,7 +147,7 @@ def _scalars(p: Product, g: Geometry) -> list[tuple[str, object]]:
     rows = 24 * 2**20 // (2 * p.k * c.rows * c.cm)
     group = min(c.group or max(8 // c.cm, rows), tiles[0])
     shared = int(g.x.batch > 0), int(g.y.batch > 0)
-    ints = (g.x.size, g.y.size, -(-p.k // c.depth), leaf_of(p) // c.depth, *tiles, p.batch, group, *shared)
+    ints = (g.x.size, g.y.size, -(-p.k // c.depth), leaf_of(p) // c.depth, *tiles, p.batch, group, *shared, int(late))
     return [*(("i64", v) for v in longs), *(("i32", v) for v in ints), ("f32", p.alpha), ("f32", p.beta)]
 
 
@@ -154,11 +155,12 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
     c = g.config
     instruction, defines = source(p, g)
     kernel = function_of("gemm/hopper/hopper.cu", "hopper", device, defines, before=instruction)
-    clusters = min(math.prod(g.tiles()) * p.batch, resident(c, facts.device(device).multiprocessors))
+    most = facts.device(device).multiprocessors
+    clusters = min(math.prod(g.tiles()) * p.batch, resident(c, most))
     blocks = clusters * c.cluster
     waiting = (levels_of(p) - g.inside(p)) * blocks * c.sums  # bytes
     bound = kernel.bind(
-        ["map", "map", "ptr", "ptr", "ptr", *["ptr"] * (waiting > 0), *_scalars(p, g)],
+        ["map", "map", "ptr", "ptr", "ptr", *["ptr"] * (waiting > 0), *_scalars(p, g, late(c, blocks, most))],
         grid=(blocks,),
         block=(c.threads,),
         shared=g.shared(p),

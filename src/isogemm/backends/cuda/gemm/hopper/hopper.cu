@@ -1,7 +1,8 @@
 // D[r, c] = sum over k of X[r, k] * Y[c, k]: a persistent, warp-specialised chain on wgmma, fed by the tensor copy engine.
 //
-// Operands   X and Y of bf16 or fp16, three-dimensional maps (row, k, item), K-major or, with X_MN and Y_MN, MN-major. Which of A and B is X is the caller's affair; D lies with its columns contiguous, or its
-//            rows (COLUMNS 1), so weights or tokens can be the 64 rows of an instruction.
+// Operands   X and Y of bf16 or fp16, three-dimensional maps (row, k, item), K-major or, with X_MN and Y_MN, MN-major.
+//            Which of A and B is X is the caller's affair; D lies with its columns contiguous, or its rows (COLUMNS 1), so
+//            weights or tokens can be the 64 rows of an instruction.
 // Order      every element walks K in ascending blocks of 16, one instruction each, in one float32 accumulator; with
 //            LEAF it starts again from zero every `leaf` stages, and leaf sums are added in ascending order to a total that
 //            begins with FIRST: +0, or -0, which leaves the first sum as it is (two leaves of a tree). QUADS: a tree of as
@@ -12,6 +13,7 @@
 // Short      a tile of 16 or 32 rows is one block of 64 whose other rows are nobody's: neither loaded nor stored.
 // Clusters   CM x CN blocks take neighbouring tiles. Blocks in a row of it share X and each loads 1 / CN of it for all of them;
 //            blocks in a column share Y. A buffer is free once the consumers of every block that shares either have left it.
+// Successor  blocks of the next launch may come when the last stage has been asked for or, `late`, when it has been used.
 
 #include "include/hopper_operand.cu"
 #include "include/hopper_epilogue.cu"
@@ -163,7 +165,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
        float4* waiting,
 #endif
        i64 out_ld, i64 out_batch, i64 c_row, i64 c_col, i64 c_batch, i64 bias_step, int rows, int cols, int iters,
-       int leaf, int tiles_x, int tiles_y, int items, int group, int x_item, int y_item, float alpha, float beta) {
+       int leaf, int tiles_x, int tiles_y, int items, int group, int x_item, int y_item, int late, float alpha, float beta) {
   extern __shared__ u8 memory[];
   __shared__ alignas(8) u64 barriers[2 * STAGES];
   const u32 ring = (shared(memory) + 1023) & ~1023u, full = shared(barriers), empty = full + 8 * STAGES;
@@ -201,6 +203,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }
+      if (late) barrier_wait(empty + 8 * (stage ? stage - 1 : STAGES - 1), stage ? parity ^ 1 : parity);
       release_successor();
     }
   } else {  // consumers

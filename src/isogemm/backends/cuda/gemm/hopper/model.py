@@ -17,7 +17,7 @@ from dataclasses import replace
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Product
 from ..model import H200, Gpu, Tiling, microseconds, together
-from .config import SHARED, HopperConfig, fits, geometry, levels_of, resident, serves
+from .config import SHARED, HopperConfig, fits, geometry, late, levels_of, resident, serves
 
 
 @functools.lru_cache(maxsize=4096)
@@ -141,6 +141,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         + EPILOGUE
         + MEET * (c.cluster > 1),
         stores=1 if c.pingpong else waves,
+        late=waves == 1 and late(c, tiles * c.cluster, gpu.multiprocessors),
     )
     ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped
     return microseconds(p, cut, gpu) * (1 + ties + TREE * (p.contract.order.kind == "tree"))

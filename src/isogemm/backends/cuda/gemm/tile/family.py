@@ -35,7 +35,7 @@ TREE_TILE = (4, 256)
 SHARED, WARPS = 227 * 1024, 64  # of a multiprocessor
 # Of the model: bytes a cycle that a multiprocessor takes in, cycles of a stage, bytes a cycle that a tile stores, and
 # cycles before it does.
-INGEST, STAGE, STORE, EPILOGUE = 27.7, 333.0, 9.3, 4800.0
+INGEST, STAGE, STORE, EPILOGUE = 23.0, 333.0, 9.3, 4800.0
 # Lines that are not aligned come by loads of 2 bytes a thread, through registers: cycles of one for its warp and for
 # the multiprocessor, cycles that a stage waits for them, and how many values a thread holds, accumulators among them,
 # before it spills, eightfold.

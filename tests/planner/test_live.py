@@ -256,7 +256,7 @@ def test_kernels_are_built_ahead_once_each_though_a_first_product_may_not_want_t
     """Behind what is likeliest for a product; `wide` serves no product of few rows."""
     here, made = Here(), list[Any]()
     here.f.palette = lambda product: ("third", "wide") if product.m > 16 else ("third",)
-    here.live._make = lambda use, product: made.append((use.config, variant_of(product)))
+    here.live.preparing.make = lambda use, product: made.append((use.config, variant_of(product)))
     here.chooser.serve(P)
     here.bench.work()
     every = [variant_of(x) for x in (P, *siblings(P))]
@@ -314,7 +314,7 @@ def test_a_librarys_algorithms_are_compared_at_first_use_and_compete() -> None:
     relay = here.chooser.serve(P)
     assert here.call(relay) == "best"
     assert here.settle(relay) == "right"
-    found = here.live.found(ProductClass.of(P))
+    found = here.live.candidates.found(ProductClass.of(P))
     assert set(found.admitted) == {Use("library", "right")}
     assert set(found.refused) == {Use("library", "broken")}
     assert all("broken" not in names for names in here.bench.rounds)
@@ -329,7 +329,7 @@ def test_an_algorithm_that_is_wrong_at_an_end_of_the_class_is_refused() -> None:
     here = Here(own=("best",), offered=("broken",), wrong={"broken": flip(lambda p: p.m == 9)}, clock=lambda c: 1.0)
     relay = here.chooser.serve(P)
     assert here.settle(relay) == "best"
-    assert not here.live.found(ProductClass.of(P)).admitted
+    assert not here.live.candidates.found(ProductClass.of(P)).admitted
 
 
 def test_what_was_found_serves_later_processes_without_timing(tmp_path: Path) -> None:
@@ -429,7 +429,7 @@ def test_a_round_that_was_enqueued_too_slowly_does_not_count() -> None:
     here = Here(clock={"best": 12.0, "second": 9.0}.__getitem__, own=("best", "second"))
     here.bench.valid = False
     assert here.settle(here.chooser.serve(P), calls=40) == "best"
-    assert not here.live.found(ProductClass.of(P)).us
+    assert not here.live.candidates.found(ProductClass.of(P)).us
 
 
 def test_what_fails_behind_a_call_is_nothing_to_its_caller() -> None:
@@ -495,7 +495,10 @@ def test_two_processes_lose_nothing_to_each_other(tmp_path: Path) -> None:
         assert run.exitcode == 0
     here = Here(tmp_path, own=("best", "second"))
     for k in (64, 96, 128, 160):
-        assert list(here.live.found(ProductClass.of(linear(16, 48, k))).us) == [Use("f", "second"), Use("f", "best")]
+        assert list(here.live.candidates.found(ProductClass.of(linear(16, 48, k))).us) == [
+            Use("f", "second"),
+            Use("f", "best"),
+        ]
 
 
 def test_a_writer_that_is_killed_leaves_nothing_half_written(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def warm(
             chooser, explain_on = here.chooser, here.column("plans").explain_on
             chooser.live.warm(list(products.values()), tell, budget=max(get_tuning(), BUDGET))
             plans += [explain_on(product, chooser) for product in products.values()]
-            found = [chooser.live.found(each) for each in products]
+            found = [chooser.live.candidates.found(each) for each in products]
             ranges = ranges[0] + sum(len(x.admitted) for x in found), ranges[1] + sum(len(x.refused) for x in found)
     done = Warmed(tuple(plans), *ranges, time.monotonic() - started)
     log.info("warm: %s", done)

@@ -76,7 +76,7 @@ class Chooser:
         the least time first; what tables say of products nearby is left to kernels that no model speaks of.
         """
         seen: set[Use] = set()
-        live = self.live.timed(product) if self.live is not None else ()
+        live = self.live.candidates.timed(product) if self.live is not None else ()
         for hint in chain(
             self.timed(product), live, self.modelled(product), recommended(self.tables, product), self._safe(product)
         ):
@@ -218,7 +218,7 @@ class Chooser:
                         return Admission("admitted", f"table {table.name}", entry.date)
                     stale = True
             use = Use(family.name, config)
-            found: Admission | None = self.live.admission(product, use) if self.live is not None else None
+            found: Admission | None = self.live.candidates.admission(product, use) if self.live is not None else None
             if found is not None:
                 return found
         return Admission("stale" if stale else "absent")

@@ -12,12 +12,13 @@ from benchmarks.draw import of_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isogemm.backends.cuda.gemm.fp32 import VECTOR, types_of
+from isogemm.backends.cuda.gemm.fp32 import ADD_BIAS, ADD_C, START, VECTOR, types_of
 from isogemm.backends.cuda.gemm.sgemm.family import Sgemm
 from isogemm.backends.cuda.gemm.sgemm.model import microseconds
 from isogemm.backends.cuda.gemm.sgemm.tiles import CONFIGS as SGEMM
 from isogemm.backends.cuda.gemm.sgemm.tiles import COPIED, RINGS, SHARED, TILES, SgemmConfig, Shares, copies, shares_of
 from isogemm.backends.cuda.gemm.tf32.family import CONFIGS, Tf32, cut
+from isogemm.base.dtypes import CODE
 from isogemm.contract import Contract
 from isogemm.planner.trials import golden_products, variant_of
 from isogemm.problem.product import Product, Strides
@@ -328,6 +329,12 @@ def test_what_is_compiled_in_is_the_variant_s_and_legal_for_the_product(sizes, o
         )  # fmt: skip
         types = types_of(p)
         assert found.setdefault(variant_of(p), types) == types
+        assert [types >> at & 15 for at in (0, 4, 8)] == [CODE[out], CODE[c or "float32"], CODE[c or "float32"]]
+        assert types >> 12 & ~VECTOR == (0 if c is None else ADD_C | ADD_BIAS)
+        mixed = types_of(replace(p, dtype_bias="bfloat16"))
+        assert (mixed >> 4 & 15, mixed >> 8 & 15) == (CODE[c or "float32"], CODE["bfloat16"])
+        walk = replace(p, accumulate=True, c=p.out, dtype_c="float32", dtype_bias=None)
+        assert types_of(walk) >> 12 & ~VECTOR == START
         if types >> 12 & VECTOR and n > 1:
             assert (align >= 16, col, step % 4 if items > 1 else 0) == (True, 1, 0)
             assert row % 4 == 0 or row == 1

@@ -213,7 +213,7 @@ def test_sgemm_rounds_each_step_of_an_epilogue(kernels: Kernels, config):
     tile = (TILES | RINGS)[config]
     each = tile.thread_m * tile.thread_n
     fused, multiplied, added = kernel.machine_counts("FFMA", "FMUL", "FADD")
-    # One kernel serves every epilogue, by branches: two products and two sums of an element, or copies of them.
+    # An epilogue with all there is: two products and two sums of an element, or copies of them.
     assert fused > each
     assert min(multiplied, added) >= 2 * each
     assert kernel.spilled == 0

@@ -71,7 +71,7 @@ def intake(cut: Tiling, gpu: Gpu) -> float:
     """The share of what the GPU could take in that a launch does take in, where it follows its like.
 
     It is not the share of its multiprocessors: few blocks take in nearly as much as many, if they lie evenly. Those of
-    a launch that begins early lie evenly where two launches fit beside one another.
+    a launch that begins early do where two launches fit beside one another, or nearly.
     """
     share = min(1.0, cut.tiles / (cut.waves * gpu.multiprocessors))
     if cut.late:

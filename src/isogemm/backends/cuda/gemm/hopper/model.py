@@ -11,13 +11,13 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Product
 from ..model import H200, Gpu, Tiling, microseconds, together
-from .config import SHARED, HopperConfig, fits, geometry, late, levels_of, resident, serves
+from .config import SHARED, HopperConfig, fits, geometry, late, leaf_of, levels_of, resident, serves
 
 
 @functools.lru_cache(maxsize=4096)
@@ -68,9 +68,7 @@ def _between(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
     y = p.m if c.swapped else p.n
     for cols in (c.cols - 8, c.cols + 8) if min(c.rows, c.cols) >= 64 else ():
         if cols - 8 < y and cols <= 256:
-            for made in _filled(p, replace(c, cols=cols)):
-                if made.depth == c.depth:
-                    yield made
+            yield from _filled(p, replace(c, cols=cols), (c.depth,))
 
 
 def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
@@ -78,29 +76,27 @@ def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
     g = geometry(p, c)
     few = c.rows <= 64 and not c.pingpong and g is not None and math.prod(g.tiles()) * p.batch <= FEW
     for cm, cn in ROWS if few else PAIRS if c.rows >= 128 else ():
-        for made in _filled(p, replace(c, cm=cm, cn=cn)):
-            if made.depth == c.depth:
-                yield made
+        yield from _filled(p, replace(c, cm=cm, cn=cn), (c.depth,))
 
 
-def _filled(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
+def _filled(p: Product, c: HopperConfig, depths: Sequence[int] = (64, 128, 256)) -> Iterator[HopperConfig]:
     """With K of a stage, stages that fill shared memory, and weights that leave L2 first where they are read once.
 
     A tree has configurations with fewer stages, too, beside which sums can wait.
     """
-    g = geometry(p, c)
-    if g is None:
+    least = replace(c, depth=64, stages=2)
+    if not fits(p, least):  # so nothing does that is deeper; and what has room for its stages fits
         return
-    lines = g.x_rows + g.y_rows
-    rooms = [SHARED - g.beside_the_ring(p) - i * c.sums for i in range(levels_of(p) + 1)]
+    g = geometry(p, least)
+    assert g is not None
+    lines, leaf, most = g.x_rows + g.y_rows, leaf_of(p), SHARED - g.beside_the_ring(p)
+    rooms = [most - i * c.sums for i in range(levels_of(p) + 1)]
     once = g.tiles()[1 if c.swapped else 0] == 1 and p.batch == 1
-    for room, depth in itertools.product(rooms, (64, 128, 256)):
+    for room, depth in itertools.product(rooms, depths):
         stages = min(room // (depth * 2 * lines), max(2, 2 * -(-p.k // depth)), 24)
         deep = depth > 64 and depth < 2 * p.k and depth * lines <= 128 * 144
-        if stages >= (4 if deep else 2) and (deep or depth == 64):
-            made = replace(c, depth=depth, stages=stages, evict=once)
-            if fits(p, made):
-                yield made
+        if stages >= (4 if deep else 2) and (deep or depth == 64) and leaf % depth == 0:
+            yield replace(c, depth=depth, stages=stages, evict=once)
 
 
 # Cycles that a stage takes to be handed over, by one warpgroup and by several, and how many times as many in a cluster.

@@ -30,7 +30,7 @@ from isogemm.torch import distributed as idist
 from isogemm.torch.distributed import GradientTree, Ranks, mapped, sums
 from isogemm.torch.distributed.models import parallelise, plan_of
 from isogemm.torch.distributed.tree import fixed_sum, rounded
-from isogemm.torch.model.layers import Merging
+from isogemm.torch.model.merging import Merging
 
 ORDER = "tree4"
 F32, BF16 = torch.float32, torch.bfloat16

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from ...base.extras import require_extra
 from ...errors import OptionError, ShapeError
-from ..model.layers import Merging
+from ..model.merging import Merging
 from .layers import Parallel
 
 INDEX = "model.safetensors.index.json"

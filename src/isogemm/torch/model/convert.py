@@ -22,7 +22,8 @@ from . import recognition
 from .huggingface import experts, inline, whole
 from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
-from .layers import Converted, GatedMLP, Linear, Merging, Transposed, checked
+from .layers import Converted, Linear, Transposed, checked
+from .merging import GatedMLP, Merging
 from .own_code import OwnCode
 from .recognition import Looks, Match
 from .report import Conversion, refuse_open, warn_open

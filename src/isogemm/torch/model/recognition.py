@@ -20,6 +20,7 @@ from .. import reductions
 from ..ops import Tensor
 from . import layers, traced
 from .layers import Converted
+from .merging import GatedAct, GatedMLP
 from .traced import Formula
 
 PLAIN: dict[str, Any] = {"device": "cpu", "dtype": torch.float32}  # whatever torch's defaults are
@@ -268,8 +269,8 @@ def _gated(child: Any, looks: Looks) -> Match:
     act = child._modules.get(key)
     why = touched(child) or _no_block(child, key, looks)
     if why or (is_silu(act, looks) and not touched(act)):
-        return Match.unless(why, "mlp", layers.GatedMLP, type(child), act_name=key)
-    return Match.unless("", "mlp", layers.GatedAct, type(child), act_name=key)
+        return Match.unless(why, "mlp", GatedMLP, type(child), act_name=key)
+    return Match.unless("", "mlp", GatedAct, type(child), act_name=key)
 
 
 def _no_block(child: Any, act_name: str, looks: Looks) -> str:

@@ -20,7 +20,7 @@ from ...formats.blocks import BlockFormat
 from ...quant.encode import quantize as encode
 from ...quant.encode import weight_format
 from ...quant.matrix import QuantizedMatrix
-from ..model.layers import Merging
+from ..model.merging import Merging
 from .linear import QuantizedLinear
 
 Formats = str | BlockFormat | Mapping[str, str | BlockFormat | None]

@@ -19,7 +19,8 @@ from ... import reductions
 from ...attention.calls import attention, scaled_dot_product_attention
 from ...attention.dropout import seeds_of
 from ...ops import Tensor
-from ..layers import Converted, Merging, RowNorm, is_awaited
+from ..layers import Converted, RowNorm, is_awaited
+from ..merging import Merging
 from . import masks as masks
 from .paged import PAGED, attend_paged, sinks_of
 

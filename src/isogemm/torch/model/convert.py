@@ -19,7 +19,7 @@ from ..quant import convert as quantizing
 from ..quant.convert import Formats, prefixes
 from . import activations as functions
 from . import recognition
-from .huggingface import experts, inline, whole
+from .huggingface import experts, inline, rotary, whole
 from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
 from .layers import Converted, Linear, Transposed, checked
@@ -200,8 +200,8 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     """Everything that is to be changed, before anything is."""
     plan, inside, looks = _Plan(), set(), Looks()
     _check_patterns(module, leave)
-    attention, widths = transformers_parts.attention_modules(module), transformers_parts.rotary_widths(module)
-    odd = transformers_parts.halved(module) if attention else ""
+    attention, widths = transformers_parts.attention_modules(module), rotary.widths(module)
+    odd = rotary.halved(module) if attention else ""
     mixtures = experts.mixtures(module) | inline.stacked(module) if "transformers" in sys.modules else {}
     own, plan.unlike = _own(module, parts, leave, looks)
     mixtures |= own
@@ -336,7 +336,7 @@ def _become(child: Any, known: Match, halves: bool) -> None:
     if isinstance(child, functions.Activation):
         child.keep()
     if "inv_freq" in child._buffers:
-        transformers_parts.prepare_rotary(child, halves)
+        rotary.prepare(child, halves)
 
 
 def _quantization(

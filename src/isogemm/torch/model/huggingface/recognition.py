@@ -1,4 +1,4 @@
-"""Which attention modules, rotary embeddings and models of transformers are what isogemm computes.
+"""Which modules and models of transformers are what isogemm computes.
 
 As in `isogemm.torch.model.recognition`: by structure, by the operators that their own forward methods call, and by what
 these give on small stand-ins.
@@ -19,16 +19,14 @@ from ...ops import Tensor
 from ..layers import Transposed
 from ..recognition import PLAIN, Looks, Match, agrees, differs, magnitudes, random, random_linear, stand_in, touched
 from ..traced import Formula, Hidden, Other
-from .modules import NAME, CachedAttention, Rotary, RotaryAttention, register, tables
+from .modules import NAME, CachedAttention, Rotary, RotaryAttention, register
+from .rotary import turns_otherwise
 
 _PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 _ARGUMENTS = ["hidden_states", "position_embeddings", "attention_mask"]
 _BY_CACHE = {"past_key_values": RotaryAttention, "cache": CachedAttention}  # what is mixed in, by the cache's name
 _TURNS: Formula = dict.fromkeys(["add", "addmm", "linear", "mm", "mul", "neg", "sub"], ())
-_ANGLES: Formula = dict.fromkeys(["bmm", "cos", "mm", "mul", "sin"], ())
-_JOINED: Formula = dict.fromkeys(["ones_like", "polar"], ())
 _ATTENTION: Formula = dict.fromkeys(["_softmax", "add", "bmm", "mm", "mul", "softmax"], ())
-_FIXED = ("default", "linear", "llama3", "yarn")  # kinds of rotary embedding whose frequencies never change
 
 
 def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match | None:
@@ -40,11 +38,11 @@ def known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match |
         why = touched(child) or _turns_a_part(child, widths) or odd or _differs(child, looks)
         return Match.unless(why, "rope", _by_cache(child), type(child))
     if type(child).__name__.endswith("RotaryEmbedding") and "inv_freq" in child._buffers:
-        why = touched(child) or _turns_otherwise(child)
+        why = touched(child) or turns_otherwise(child)
         if not why or touched(child):
             return Match.unless(why, "rope", Rotary, type(child))
         for way in ("once", "joined"):
-            if not _turns_otherwise(child, way):
+            if not turns_otherwise(child, way):
                 return Match.unless("", "rope", Rotary, type(child), **{way: True})
         return Match("rope", why=why)
     if type(child).__name__ == "Conv1D" and list(child._parameters) == ["weight", "bias"]:
@@ -67,12 +65,6 @@ def _no_product(child: Any) -> str:
 
     why = differs(probe, dict.fromkeys(["addmm", "mm", "add"], ()), call, same)
     return f"{type(child).__name__} is not x @ weight + bias: {why}" if why else ""
-
-
-def rotary_widths(module: Any) -> frozenset[int]:
-    """How many elements of a head the rotary embeddings in a module turn."""
-    buffers = [child._buffers.get("inv_freq") for child in module.modules()]
-    return frozenset(2 * w.shape[-1] for w in buffers if w is not None and w.dim())
 
 
 def _turns_a_part(child: Any, widths: frozenset[int]) -> str:
@@ -237,75 +229,6 @@ def _formula(probe: Any, x: Tensor, cos: Tensor, sin: Tensor, cache: _Cache) -> 
     query, (key, value) = turn(heads("q")), cache.update(turn(heads("k")), heads("v"), probe.layer_idx)
     y = probe.o_proj(query.transpose(1, 2).reshape(len(x), 1, -1))
     return y, *cache.seen, query, key, value
-
-
-def halved(module: Any) -> str:
-    """Why tables of rotary embeddings are no halves twice, which `RotaryAttention` takes; empty where they are."""
-    for child in module.modules():
-        if "inv_freq" in child._buffers and not touched(child) and not isinstance(child, Rotary):
-            try:
-                twice = _is_twice(child)
-            except Exception:  # it takes something else, or is on the meta device
-                continue
-            if not twice:
-                return f"tables of {type(child).__name__} are others than cos and sin of the same angles twice"
-    return ""
-
-
-def _is_twice(child: Any) -> bool:
-    probe, half = _rotary_probe(child), child.inv_freq.shape[-1]
-    with torch.no_grad():
-        found = probe.forward(torch.zeros(1, 3, 1, **PLAIN), torch.tensor([[0, 1, 5]], device="cpu"))
-    return all(t.shape[-1] != 2 * half or torch.equal(t[..., :half], t[..., half:]) for t in found)
-
-
-def _rotary_probe(child: Any) -> Any:
-    probe = stand_in(child)
-    for key, buffer in child._buffers.items():
-        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
-    return probe
-
-
-def _turns_otherwise(child: Any, way: str = "twice") -> str:
-    """Why a rotary embedding cannot be a table, with each half twice, once or joined; empty where it can."""
-    name, kind = type(child).__name__, vars(child).get("rope_type", "default")
-    if list(inspect.signature(type(child).forward).parameters) != ["self", "x", "position_ids"]:
-        return f"the forward method of {name} takes other arguments"
-    if kind not in _FIXED:
-        return f"rope of kind {kind!r}, whose frequencies depend on the lengths in the batch"
-    if child.inv_freq.is_meta:
-        return "on the meta device, where there are no frequencies to make tables from"
-    if child.inv_freq.dim() != 1 or not isinstance(vars(child).get("max_seq_len_cached"), int):
-        return f"{name} has no frequencies in one dimension, or no number of positions"
-    probe = _rotary_probe(child)
-    w, scale = probe.inv_freq.float(), float(getattr(child, "attention_scaling", 1.0))
-    positions, x = torch.tensor([[0, 1, 5], [7, 1000, 4095]], device="cpu"), torch.zeros(2, 3, 1, **PLAIN)
-
-    def call(empty: Any) -> None:
-        for rows, tokens in ((1, 1), (2, 3), (1, 4096)):
-            probe.forward(empty(rows, tokens, 8), empty(rows, tokens, dtype=torch.int64))
-
-    def formula(x: Tensor, positions: Tensor) -> Any:
-        angles = positions[..., None].float() * w
-        both = torch.cat((angles,) * (2 if way == "twice" else 1), -1)
-        cos, sin = both.cos() * scale, both.sin() * scale
-        return torch.stack((cos, sin), -1) if way == "joined" else (cos, sin)
-
-    def theirs(x: Tensor, positions: Tensor) -> Any:
-        found = probe.forward(x, positions)
-        return torch.view_as_real(found) if way == "joined" else found
-
-    operators: Formula = {**_ANGLES, "mul": (scale,), **(_JOINED if way == "joined" else {})}
-    why = differs(probe, operators, call, lambda: agrees(theirs, formula, x, positions))
-    return f"{name} is not cos and sin: {why}" if why else ""
-
-
-def prepare_rotary(child: Any, halves: bool) -> None:
-    """Give a `Rotary` its table."""
-    scale = float(getattr(child, "attention_scaling", 1.0))
-    table = tables(child.inv_freq, scale, vars(child)["max_seq_len_cached"])
-    child.register_buffer("table", table, persistent=False)  # a buffer: graphs read it where it lies
-    vars(child)["halves"] = halves
 
 
 def attention_modules(module: Any) -> dict[str, Any]:

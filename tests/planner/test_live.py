@@ -495,10 +495,8 @@ def test_two_processes_lose_nothing_to_each_other(tmp_path: Path) -> None:
         assert run.exitcode == 0
     here = Here(tmp_path, own=("best", "second"))
     for k in (64, 96, 128, 160):
-        assert list(here.live.candidates.found(ProductClass.of(linear(16, 48, k))).us) == [
-            Use("f", "second"),
-            Use("f", "best"),
-        ]
+        found = here.live.candidates.found(ProductClass.of(linear(16, 48, k)))
+        assert list(found.us) == [Use("f", "second"), Use("f", "best")]
 
 
 def test_a_writer_that_is_killed_leaves_nothing_half_written(tmp_path: Path) -> None:

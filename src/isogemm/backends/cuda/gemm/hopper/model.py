@@ -137,7 +137,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         + EPILOGUE
         + MEET * (c.cluster > 1),
         stores=1 if c.pingpong else waves,
-        late=waves == 1 and late(c, tiles * c.cluster, gpu.multiprocessors),
+        late=late(c, tiles * c.cluster, gpu.multiprocessors),
     )
     ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped
     return microseconds(p, cut, gpu) * (1 + ties + TREE * (p.contract.order.kind == "tree"))

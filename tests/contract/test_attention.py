@@ -48,6 +48,24 @@ def test_exp2_of_whole_numbers_is_exact_and_ends_at_zero(dtype):
     assert bits(define.exp2(f32([-0.0, 0.0]), dtype.name)).tolist() == bits([1, 1]).tolist()
 
 
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_a_half_has_the_same_power_from_the_whole_number_on_either_side(dtype):
+    def polynomial(r: float) -> np.ndarray:
+        y = f32(0)
+        for term in define.EXP2_TERMS[dtype.name]:
+            y = f32(float(y) * r + float(term))  # exact in float64: r is a power of 2
+        return y
+
+    down, up = (
+        polynomial(0.5) * np.exp2(-1 - np.arange(125, dtype=f32)),
+        polynomial(-0.5) * np.exp2(-np.arange(125, dtype=f32)),
+    )
+    np.testing.assert_array_equal(down.astype(dtype), up.astype(dtype))
+    np.testing.assert_array_equal(
+        down.astype(dtype), define.exp2(-0.5 - np.arange(125, dtype=f32), dtype.name).astype(dtype)
+    )
+
+
 def fma(x: Any, y: Any, z: Any) -> np.float32:
     """One rounding, by fractions."""
     exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -100,6 +101,31 @@ def test_what_is_no_number(kernel):
     check(q, k, v, kernel=kernel, fma=kernel == "fma")
     check(q * 100, k, v, kernel=kernel, fma=kernel == "fma")
     check(q, k, draw(v.shape, "float16", 6), kernel=kernel, fma=kernel == "fma", causal_offset=268)
+
+
+SCORES = {  # of a leaf, times the signs that rows have
+    "halves": lambda n: np.arange(n) % 97 / 2,
+    "far": lambda n: np.arange(n) % 64 * 2.5,
+    "none above zero": lambda n: -1 - np.arange(n) % 50 / 4,
+    "zeros": lambda n: np.where(np.arange(n) % 3, 0.0, -0.0),
+    "tiny": lambda n: np.arange(n) % 7 * 2.0**-120,
+    "a huge one": lambda n: np.where(np.arange(n) == 77, 3e38, np.arange(n) % 9),
+    "an infinity": lambda n: np.where(np.arange(n) == 77, np.inf, np.arange(n) % 9),
+    "no number": lambda n: np.where(np.arange(n) == 77, np.nan, np.arange(n) % 9),
+}
+
+
+@pytest.mark.parametrize("scale", [math.log(2), -0.25, 1e-33, 0.0])
+@pytest.mark.parametrize("scores", SCORES)
+def test_scores_of_every_kind(scores, scale):
+    rows, keys = 70, 384
+    q, k = np.zeros((1, 1, rows, 64), np.float32), np.zeros((1, 1, keys, 64), np.float32)
+    q[..., 0] = np.where(np.arange(rows) % 5 == 0, -1, 1)  # a score is a number of k
+    with np.errstate(over="ignore"):
+        k[..., 0] = SCORES[scores](keys)
+    q, k = (torch.from_numpy(x).cuda().bfloat16() for x in (q, k))
+    v = draw((1, 1, keys, 64), "bfloat16", 9)
+    check(q, k, v, scale=scale, kernel="hopper")
 
 
 @pytest.mark.parametrize("d", [64, 33, 160, 256])

@@ -22,6 +22,15 @@ constexpr u32 V_AT[2] = {4 * CHUNK, 0}, V_STEP[2] = {CHUNK, 3 * CHUNK}, K_AT[2] 
 constexpr u32 V_AT[2] = {CHUNK, 0}, V_STEP[2] = {CHUNK, 2 * CHUNK}, K_AT[2] = {3 * CHUNK, 4 * CHUNK}, ONES = 2 * CHUNK, Q_AT = 5 * CHUNK;
 #endif
 
+// Which of the two buffers is next, and the parity of its barriers.
+struct Buffers {
+  u32 k = K_AT[0], v = V_AT[0], step = V_STEP[0], barrier = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    k = K_AT[0] + K_AT[1] - k, v = V_AT[0] + V_AT[1] - v, step = V_STEP[0] + V_STEP[1] - step;
+    parity ^= barrier >> 3, barrier ^= 8;
+  }
+};
+
 DEVICE u64 descriptor_of(u32 address, u32 step) {
   return (u64)((address & 0x3ffff) >> 4) | ((u64)(step >> 4) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
 }
@@ -52,31 +61,54 @@ DEVICE bool all_seen(const Walk& w, int first, int lane) {
 DEVICE constexpr int row_of(int i) { return i >> 1 & 1; }
 DEVICE int key_of(int i, int lane) { return i / 4 * 8 + (lane & 3) * 2 + (i & 1); }
 
-// p of exp2_of in two instructions less for each, where all of x is in [-124, 0]; false elsewhere, and then p is rubbish.
-// k counts downwards from an odd number, as in exp2_of, so that halves are rounded alike; its bits tell where it is, and
-// shifted into the exponent they are taken from 8 * y, whose terms are 8 times as large.
-DEVICE bool quick_exp2(const float (&s)[64], u32 (&p)[32], const float (&u)[2]) {
-  constexpr float terms[] = {TERMS}, from = 12582915.0f;
-  u32 seen = 0;
+// exp2's polynomial at -r / UNIT, all in units: of 2**-24, the least subnormal number of 16 bits.
+constexpr float TERM[] = {TERMS}, UNIT = 0x1p-24f, UNITS[] = {1.0f, -0x1p24f, 0x1p48f, -0x1p72f, 0x1p96f};
+constexpr int DEGREE = sizeof(TERM) / sizeof(float) - 1;
+DEVICE float power_of_rest(float r) {
+  float y = TERM[0] * UNITS[DEGREE];
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    float e[2];
+  for (int i = 1; i <= DEGREE; ++i) y = __fmaf_rn(y, r, TERM[i] * UNITS[DEGREE - i]);
+  return y;
+}
+
+// p and m_n of a leaf without an edge in 10 instructions for a score, where each row has a score of at least 0, c is not tiny
+// and all of x = m_n - t are at most 124; false elsewhere, and then p and m_n are rubbish.
+//
+// Scores of at least 0 are ordered as their bits are, which the maximum of three takes. In units of 2**-24, x narrowed to 16
+// bits is subnormal: it is rounded to its whole part, whose bits are that number, and a register has two of them. Halves are
+// rounded to even here and to odd in exp2_of: both give the same p, as 2**-0.5 is in the middle between two p's borders.
+DEVICE bool quick_softmax(const float (&s)[64], u32 (&p)[32], float (&m_n)[2], float c) {
+  int top[2] = {-1, -1};
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float x = s[2 * i + j] - u[i & 1], k = x - from, r = x - (k + from);
-      float y = 8.0f * terms[0];
+  for (int i = 0; i < 64; i += 2) top[row_of(i)] = max(max(top[row_of(i)], __float_as_int(s[i])), __float_as_int(s[i + 1]));
+  float u[2];
 #pragma unroll
-      for (int t = 1; t < (int)(sizeof(terms) / sizeof(float)); ++t) y = __fmaf_rn(y, r, 8.0f * terms[t]);
-      seen |= __float_as_int(k);
-      e[j] = __int_as_float(__float_as_int(y) - (__float_as_int(k) << 23));
-    }
-    p[i] = narrow<KIND>(e[0], e[1]);
+  for (int r = 0; r < 2; ++r) {
+    top[r] = max(top[r], __shfl_xor_sync(~0u, top[r], 1));
+    top[r] = max(top[r], __shfl_xor_sync(~0u, top[r], 2));
+    m_n[r] = ceilf(__int_as_float(top[r]) * c), u[r] = m_n[r] * UNIT;
   }
-  return (seen & ~0x7fu) == 0xcb400000u;
+  const float step = c * UNIT;
+  u32 most = 0;
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    u32 whole[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float x = u[r] - s[2 * (i + r)] * step, z = u[r] - s[2 * (i + r) + 1] * step;
+      whole[r] = pack_f16(x, z);
+      const float y = power_of_rest(x - f16_to_float(whole[r])), w = power_of_rest(z - f16_to_float(whole[r] >> 16));
+      if (KIND == 1) p[i + r] = narrow<KIND>(y, w) - (whole[r] << 7);
+      else p[i + r] = narrow<KIND>(__int_as_float(__float_as_int(y) - (whole[r] << 23)), __int_as_float(__float_as_int(w) - (whole[r] >> 16 << 23)));
+    }
+    most = __vimax3_u16x2(most, whole[0], whole[1]);
+  }
+  return min(top[0], top[1]) >= 0 && c >= 0x1p-100f && max(most & 0xffff, most >> 16) <= 124;
 }
 
 // Steps 1 and 2: t, the maxima m_n, and p rounded. EDGE: some row does not see all keys, or there is a mask.
 template <bool EDGE> DEVICE void softmax(float (&s)[64], u32 (&p)[32], float (&m_n)[2], const Walk& w, int first, int lane) {
+  if (!EDGE && __all_sync(~0u, quick_softmax(s, p, m_n, w.c))) return;
   float top[2] = {NONE, NONE};
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
@@ -97,7 +129,6 @@ template <bool EDGE> DEVICE void softmax(float (&s)[64], u32 (&p)[32], float (&m
     top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
     m_n[r] = ceilf(top[r]), u[r] = finite(m_n[r]);
   }
-  if (!EDGE && __all_sync(~0u, quick_exp2(s, p, u))) return;
 #pragma unroll
   for (int i = 0; i < 32; ++i) p[i] = narrow<KIND>(exp2_of(s[2 * i] - u[i & 1]), exp2_of(s[2 * i + 1] - u[i & 1]));
 }
@@ -222,7 +253,8 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
   __syncthreads();
   wait_for_predecessor();
   const int rounds = plan.rounds();
-  u32 count = 0, turn = 0;  // leaves and tiles so far
+  u32 turn = 0;  // tiles so far
+  Buffers next;
   Tile t;
 
   if (warpgroup == WARPGROUPS) {  // the producer
@@ -235,17 +267,16 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
         for (int g = 0; g < WARPGROUPS; ++g)
           for (int i = 0; i < CHUNKS; ++i)
             load_box(base + Q_AT + (g * CHUNKS + i) * 8192, &map_q, full_q, 64 * i, t.first_row + 64 * g, t.head, t.item);
-        for (int n = 0; n < t.leaves; ++n, ++count) {
-          const u32 s = count & 1, parity = (count >> 1 & 1) ^ 1;
-          barrier_wait(empty_k + 8 * s, parity);
-          barrier_expect(full_k + 8 * s, CHUNKS * CHUNK);
+        for (int n = 0; n < t.leaves; ++n, next.advance()) {
+          const int key = t.lo + n * LEAF;
+          barrier_wait(empty_k + next.barrier, next.parity ^ 1);
+          barrier_expect(full_k + next.barrier, CHUNKS * CHUNK);
           for (int i = 0; i < CHUNKS; ++i)
-            load_box(base + (s ? K_AT[1] : K_AT[0]) + i * CHUNK, &map_k, full_k + 8 * s, 64 * i, t.lo + n * LEAF, t.head / group, t.item);
-          barrier_wait(empty_v + 8 * s, parity);
-          barrier_expect(full_v + 8 * s, CHUNKS * CHUNK);
+            load_box(base + next.k + i * CHUNK, &map_k, full_k + next.barrier, 64 * i, key, t.head / group, t.item);
+          barrier_wait(empty_v + next.barrier, next.parity ^ 1);
+          barrier_expect(full_v + next.barrier, CHUNKS * CHUNK);
           for (int i = 0; i < CHUNKS; ++i)
-            load_box(base + (s ? V_AT[1] + i * V_STEP[1] : V_AT[0] + i * V_STEP[0]), &map_v, full_v + 8 * s, 64 * i, t.lo + n * LEAF,
-                     t.head / group, t.item);
+            load_box(base + next.v + i * next.step, &map_v, full_v + next.barrier, 64 * i, key, t.head / group, t.item);
         }
       }
     }
@@ -267,33 +298,31 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
       barrier_wait(full_q, turn++ & 1);
       if (t.leaves == 0 && lane == 0) barrier_arrive(empty_q);
 #pragma unroll 1
-      for (int n = 0; n < t.leaves; ++n, ++count) {
-        const u32 buffer = count & 1, parity = count >> 1 & 1;
+      for (int n = 0; n < t.leaves; ++n, next.advance()) {
         const int first = t.lo + n * LEAF;
-        barrier_wait(full_k + 8 * buffer, parity);
+        barrier_wait(full_k + next.barrier, next.parity);
         wgmma_fence();
-        scores(s, q, base + (buffer ? K_AT[1] : K_AT[0]));
+        scores(s, q, base + next.k);
         wgmma_commit();
         const bool edge = first + LEAF > whole || MASK == 2 || (MASK == 1 && !all_seen(w, first, lane));
+        barrier_wait(full_v + next.barrier, next.parity);
         wgmma_wait<0>();
         pin(s);
         if (lane == 0) {
-          barrier_arrive(empty_k + 8 * buffer);
+          barrier_arrive(empty_k + next.barrier);
           if (n + 1 == t.leaves) barrier_arrive(empty_q);
         }
         if (edge) softmax<true>(s, p, m_n, w, first, lane);
         else softmax<false>(s, p, m_n, w, first, lane);
-        const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
-        barrier_wait(full_v + 8 * buffer, parity);
-        const u32 v = base + (buffer ? V_AT[1] : V_AT[0]), step = buffer ? V_STEP[1] : V_STEP[0];
-        if (stop && first + LEAF > t.hi) clear_behind(v, step, t.hi - first, threadIdx.x & 127, warpgroup);
+        if (stop && first + LEAF > t.hi) clear_behind(base + next.v, next.step, t.hi - first, threadIdx.x & 127, warpgroup);
         float o_n[NV];
         wgmma_fence();
-        values(o_n, p, v, step);
+        values(o_n, p, base + next.v, next.step);
         wgmma_commit();
+        const Factors f[2] = {join(m[0], m_n[0]), join(m[1], m_n[1])};
         wgmma_wait<0>();
         pin(o_n);
-        if (lane == 0) barrier_arrive(empty_v + 8 * buffer);
+        if (lane == 0) barrier_arrive(empty_v + next.barrier);
         fold(o, o_n, f, w, first, edge);
       }
       const float l[2] = {o[NV - 4], o[NV - 2]};

@@ -1,7 +1,9 @@
-"""Hopper's kernels for operands whose lines the copy engine cannot step along: an odd K or N, any strides.
+"""Hopper's kernels for operands whose lines the copy engine cannot step along (an odd K or N, any strides), or across.
 
 One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
 multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
+A box across K brings 64 rows of A or columns of B, in as many pieces as it has of K. Where there are fewer, the copy has
+K contiguous, and where K is long it is worth its time though the engine could read the operand.
 
 With few rows the copy of the weights costs more than the product: gemm/unaligned reads them as they lie. Figures are in
 docs/design/0011-cost-model.md.
@@ -26,7 +28,7 @@ from ..model import copying, gpu_of
 
 HOPPER = Hopper()
 THREADS, BLOCKS = 256, 16  # of a block; blocks to a multiprocessor
-FEW = 16  # rows of A or columns of B, below which the copy has K contiguous: a box across K is 64 of them wide
+FEW = 64  # rows of A or columns of B, below which the copy has K contiguous: a box across K is as wide
 WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts
 
 
@@ -60,15 +62,19 @@ class Copy(NamedTuple):
         return Strides(1, step, item) if self.along else Strides(step, 1, item)
 
 
-def copy_of(x: Strides, rows: int, columns: int, batch: int, few: bool | None, *, aligned: bool = True) -> Copy | None:
+def copy_of(
+    x: Strides, rows: int, columns: int, batch: int, few: bool | None, *, aligned: bool = True, turned: bool = False
+) -> Copy | None:
     """What has to be copied of a stored matrix [rows, columns]; None where it can be read as it lies.
 
     `few` says which way the lines of the copy lie; None: as they do. `aligned`: it begins at a multiple of 16 bytes.
+    `turned`: it is copied, too, where its lines lie the other way than `few` says.
     """
     items, each = (batch, x.batch) if batch > 1 and x.batch else (1, 0)
     along = x.col != 1 and x.row == 1  # lines are its columns
     step, unit = (x.col, x.row) if along else (x.row, x.col)
-    if aligned and unit == 1 and (step % 8 == 0 or (columns if along else rows) == 1) and each % 8 == 0:
+    turned = turned and few not in (None, along) and min(rows, columns) > 1
+    if not turned and aligned and unit == 1 and (step % 8 == 0 or (columns if along else rows) == 1) and each % 8 == 0:
         return None
     if few is not None and few != along:
         along, step, unit = few, unit, step
@@ -88,8 +94,8 @@ def padded(p: Product) -> Readable | None:
     """None where nothing has to be copied, or Hopper's kernels do not serve the product even then."""
     if p.dtype_a not in OPERANDS or p.dtype_b not in OPERANDS or min(p.m, p.n, p.k, p.batch) < 1:
         return None
-    a = copy_of(p.a, p.m, p.k, p.batch, False if p.m < FEW else None)
-    b = copy_of(p.b, p.k, p.n, p.batch, True if p.n < FEW else None)
+    a = copy_of(p.a, p.m, p.k, p.batch, False if p.m < FEW else None, turned=True)
+    b = copy_of(p.b, p.k, p.n, p.batch, True if p.n < FEW else None, turned=True)
     if a is None and b is None:
         return None
     copied = replace(p, a=a.strides if a else p.a, b=b.strides if b else p.b)

@@ -2,8 +2,8 @@
 
 One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
 multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
-A box across K brings 64 rows of A or columns of B, in as many pieces as it has of K. Where there are fewer, the copy has
-K contiguous, and where K is long it is worth its time though the engine could read the operand.
+A box across K brings 64 rows of A or columns of B, in as many pieces as it has of K. Where there are fewer, the copy
+has K contiguous, and where K is long it is worth its time though the engine could read the operand.
 
 With few rows the copy of the weights costs more than the product: gemm/unaligned reads them as they lie. Figures are in
 docs/design/0011-cost-model.md.

@@ -19,7 +19,10 @@ __all__ = ["headlines"]
 
 MODEL = "gpu-h200-2026-11-21-model.json"
 GPU = "gpu-h200-2026-11-21.json"
-CHOSEN, TIMED = (1021, 1022, 1023, 1031, 1032), (991, 992, 993, 1021, 1022)  # seeds: by the models, after live timing
+CHOSEN, TIMED = (
+    (1031, 1032, 1041, 1042, 1043, 1044),
+    (1041, 1042, 1043, 1044),
+)  # seeds: by the models, after live timing
 CPU = {
     "AVX-512 (Zen 5)": "cpu-znver5-2026-11-26-random-5053.json",
     "AVX-512 (Zen 4)": "cpu-znver4-2026-11-24-random-2027.json",
@@ -62,7 +65,7 @@ def _gpu() -> str:
     return (
         "**Speed on a GPU.** 16-bit products of sizes drawn at random (N and K multiples of 8), against the fastest of "
         f"torch's ways, in the geometric mean: {_drawn(chosen)} as models choose, {_drawn(timed)} after live timing "
-        "([H200s, eight draws](docs/performance.md#products-on-a-gpu)). bfloat16 "
+        "([H200s, six draws](docs/performance.md#products-on-a-gpu)). bfloat16 "
         f"linears of language models, from a table: {cell(torch)} times torch's speed, {cell(peer)} times that of "
         f"{PEER}, geometric mean and range ({_link('H200', GPU)}). A whole model decodes at "
         f"{whole:.2f} times the speed of torch compiled, in CUDA graphs ({_link('H200', MODEL)})."

@@ -110,7 +110,9 @@ CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken 
 # Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it; and
 # more of one that goes to several multiprocessors of a cluster.
 LINE, REREAD, SHARED_LINE = 0.995, 0.431, 0.7
-ACROSS = 2.0  # lines for one, where both operands lie across K: tiles that read the same operand ask for a piece for each k
+ACROSS = (
+    2.0  # lines for one, where both operands lie across K: tiles that read the same operand ask for a piece for each k
+)
 BIASED = 0.07  # cycles of a value whose bias is another in every column
 # Ties: tiles shared by all consumers where one wave is all there is, and weights not swapped. A tree in one walk takes
 # two thirds of what leaves side by side do where the rest of the model says as much.

@@ -19,10 +19,8 @@ __all__ = ["headlines"]
 
 MODEL = "gpu-h200-2026-11-21-model.json"
 GPU = "gpu-h200-2026-11-21.json"
-CHOSEN, TIMED = (
-    (1031, 1032, 1041, 1042, 1043, 1044),
-    (1041, 1042, 1043, 1044),
-)  # seeds: by the models, after live timing
+# Seeds of drawn products whose kernels the models chose, and those of which they were timed live.
+CHOSEN, TIMED = (1031, 1032, 1041, 1042, 1043, 1044), (1041, 1042, 1043, 1044)
 CPU = {
     "AVX-512 (Zen 5)": "cpu-znver5-2026-11-26-random-5053.json",
     "AVX-512 (Zen 4)": "cpu-znver4-2026-11-24-random-2027.json",

@@ -103,8 +103,11 @@ def test_what_is_no_number(kernel):
     check(q, k, draw(v.shape, "float16", 6), kernel=kernel, fma=kernel == "fma", causal_offset=268)
 
 
-SCORES = {  # of a leaf, times the signs that rows have
+SCORES = {  # of keys
     "halves": lambda n: np.arange(n) % 97 / 2,
+    "to 124": lambda n: np.arange(n) % 125,
+    "halves to 124.5": lambda n: 0.5 + np.arange(n) % 249 / 2,
+    "one at 125": lambda n: np.where(np.arange(n) == 77, 125, np.arange(n) % 125),
     "far": lambda n: np.arange(n) % 64 * 2.5,
     "none above zero": lambda n: -1 - np.arange(n) % 50 / 4,
     "zeros": lambda n: np.where(np.arange(n) % 3, 0.0, -0.0),
@@ -117,14 +120,16 @@ SCORES = {  # of a leaf, times the signs that rows have
 
 @pytest.mark.parametrize("scale", [math.log(2), -0.25, 1e-33, 0.0])
 @pytest.mark.parametrize("scores", SCORES)
-def test_scores_of_every_kind(scores, scale):
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_scores_of_every_kind(dtype, scores, scale):
+    """What the short way takes, to its last number, and what it leaves: for all rows of a warp, or for some."""
     rows, keys = 70, 384
     q, k = np.zeros((1, 1, rows, 64), np.float32), np.zeros((1, 1, keys, 64), np.float32)
-    q[..., 0] = np.where(np.arange(rows) % 5 == 0, -1, 1)  # a score is a number of k
+    q[..., 0] = np.where((np.arange(rows) >= 48) & (np.arange(rows) % 5 == 0), -1, 1)  # a score is a number of k
     with np.errstate(over="ignore"):
         k[..., 0] = SCORES[scores](keys)
-    q, k = (torch.from_numpy(x).cuda().bfloat16() for x in (q, k))
-    v = draw((1, 1, keys, 64), "bfloat16", 9)
+    q, k = (torch.from_numpy(x).cuda().to(DTYPES[dtype]) for x in (q, k))
+    v = draw((1, 1, keys, 64), dtype, 9)
     check(q, k, v, scale=scale, kernel="hopper")
 
 

@@ -72,11 +72,12 @@ DEVICE float power_of_rest(float r) {
 }
 
 // p and m_n of a leaf without an edge in 10 instructions for a score, where each row has a score of at least 0, c is not tiny
-// and all of x = m_n - t are at most 124; false elsewhere, and then p and m_n are rubbish.
+// and the whole parts of all x = m_n - t are at most 124; false elsewhere, and then p and m_n are rubbish.
 //
 // Scores of at least 0 are ordered as their bits are, which the maximum of three takes. In units of 2**-24, x narrowed to 16
-// bits is subnormal: it is rounded to its whole part, whose bits are that number, and a register has two of them. Halves are
-// rounded to even here and to odd in exp2_of: both give the same p, as 2**-0.5 is in the middle between two p's borders.
+// bits is subnormal: it is rounded to its whole part, whose bits are that number, and a register has two of them. An x between
+// two whole numbers goes to the even one here, to the odd one in exp2_of. Both give the same p: 2**-0.5, by the polynomial
+// at either end, is far from where rounding to p's type changes.
 DEVICE bool quick_softmax(const float (&s)[64], u32 (&p)[32], float (&m_n)[2], float c) {
   int top[2] = {-1, -1};
 #pragma unroll

@@ -110,9 +110,9 @@ CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken 
 # Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it; and
 # more of one that goes to several multiprocessors of a cluster.
 LINE, REREAD, SHARED_LINE = 0.995, 0.431, 0.7
-ACROSS = (
-    2.0  # lines for one, where both operands lie across K: tiles that read the same operand ask for a piece for each k
-)
+# Lines for one, where both operands lie across K and one has fewer than the 64 rows of a box: all tiles ask for the
+# same piece of it for each k.
+ACROSS = 1.7
 BIASED = 0.07  # cycles of a value whose bias is another in every column
 # Ties: tiles shared by all consumers where one wave is all there is, and weights not swapped. A tree in one walk takes
 # two thirds of what leaves side by side do where the rest of the model says as much.
@@ -127,7 +127,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     waves = -(-tiles // resident(c, gpu.multiprocessors))
     biased = p.dtype_bias is not None and not c.swapped
     x, y = g.x_rows / c.cn, g.y_rows / c.cm * (_lines_of_128(c.cols) if g.y.across else 1.0)
-    across = ACROSS if g.x.across and g.y.across else 1.0
+    across = ACROSS if g.x.across and g.y.across and min(p.m, p.n) < 64 else 1.0
     larger, readers = (g.x_rows / c.cn, g.tiles()[1]) if g.x.size >= g.y.size else (g.y_rows / c.cm, g.tiles()[0])
     shared = x * (c.cn > 1) + y * (c.cm > 1)
     carried = 2 * (2 ** (levels_of(p) - g.inside(p)) - 1)  # sums of a tree that wait in memory, and are met

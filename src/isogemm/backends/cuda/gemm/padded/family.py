@@ -68,12 +68,13 @@ def copy_of(
     """What has to be copied of a stored matrix [rows, columns]; None where it can be read as it lies.
 
     `few` says which way the lines of the copy lie; None: as they do. `aligned`: it begins at a multiple of 16 bytes.
-    `turned`: it is copied, too, where its lines lie the other way than `few` says.
+    `turned`: it is copied, too, where K is not contiguous and its lines lie the other way than `few` says.
     """
     items, each = (batch, x.batch) if batch > 1 and x.batch else (1, 0)
-    along = x.col != 1 and x.row == 1  # lines are its columns
+    along = x.row == 1 and (x.col != 1 or columns == 1)  # lines are its columns
     step, unit = (x.col, x.row) if along else (x.row, x.col)
-    turned = turned and few not in (None, along) and min(rows, columns) > 1
+    k, of_k = (x.row, rows) if few else (x.col, columns)
+    turned = turned and few not in (None, along) and k != 1 and of_k > 1
     if not turned and aligned and unit == 1 and (step % 8 == 0 or (columns if along else rows) == 1) and each % 8 == 0:
         return None
     if few is not None and few != along:

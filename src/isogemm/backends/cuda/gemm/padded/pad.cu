@@ -1,9 +1,10 @@
 // Elements of two bytes, copied to lines of a multiple of 8 of them; zeros beyond `inner`.
 //
 // to[item][line][i] = from[item * each + line * step + i * unit]. Two operands at most, by blockIdx.y. A thread writes 16
-// bytes at a time. Where unit is not 1, neighbours have neighbouring lines, which lie side by side. Where it is, one reads words of 4 bytes, whatever half of one a line starts in: of one that starts in
-// the second half the element before it too, which is there, as the operand itself starts at a multiple of 16 bytes. It
-// reads nothing beyond a line's last element.
+// bytes at a time. Where lines lie closer together than a line's elements, neighbours have neighbouring lines. Where unit
+// is 1, one reads words of 4 bytes, whatever half of one a line starts in: of one that starts in the second half the element
+// before it too, which is there, as the operand itself starts at a multiple of 16 bytes. It reads nothing beyond a line's
+// last element.
 
 #include "include/hopper_ptx.cu"
 
@@ -46,7 +47,7 @@ pad(const u16* from, uint4* to, i64 step, i64 unit, i64 each, int lines, int inn
   wait_for_predecessor();
   release_successor();  // it waits for this kernel's end before it reads what is written here
   const u32 count = (u32)x.items * x.lines * x.words;
-  const bool turned = x.unit != 1;
+  const bool turned = x.unit != 1 && llabs(x.step) < llabs(x.unit);
   const u32 near = turned ? x.lines : x.words, far = turned ? x.words : x.lines;
 #pragma unroll 4
   for (u32 i = blockIdx.x * 256 + threadIdx.x; i < count; i += gridDim.x * 256) {

@@ -12,7 +12,7 @@ from ..padded.family import WORDS, Copy, copy_of
 
 MOST_M = 512  # rows of A: beyond, a copy of the weights costs little beside the product
 MOST_COLS = 128
-FEW = 16  # rows of A, below which a copy of it has K contiguous
+FEW = 16  # rows of A, below which a copy of it has K contiguous; more, up to the 64 of gemm/padded, were not timed
 STAGES = 2, 32  # at least, and at most
 TEXT = re.compile(r"(32|64|128)x(\d+)x(128|256)(?: c([24]))?")
 

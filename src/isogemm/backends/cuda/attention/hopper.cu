@@ -61,7 +61,7 @@ DEVICE bool all_seen(const Walk& w, int first, int lane) {
 DEVICE constexpr int row_of(int i) { return i >> 1 & 1; }
 DEVICE int key_of(int i, int lane) { return i / 4 * 8 + (lane & 3) * 2 + (i & 1); }
 
-// exp2's polynomial at -r / UNIT, all in units: of 2**-24, the least subnormal number of 16 bits.
+// exp2's polynomial at -r / UNIT: r is in units of 2**-24, the least subnormal number of 16 bits.
 constexpr float TERM[] = {TERMS}, UNIT = 0x1p-24f, UNITS[] = {1.0f, -0x1p24f, 0x1p48f, -0x1p72f, 0x1p96f};
 constexpr int DEGREE = sizeof(TERM) / sizeof(float) - 1;
 DEVICE float power_of_rest(float r) {

@@ -1,0 +1,1 @@
+"""Comparisons of groups of processes with a process alone."""

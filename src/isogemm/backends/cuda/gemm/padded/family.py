@@ -2,8 +2,9 @@
 
 One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
 multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
-A box across K brings 64 rows of A or columns of B, in as many pieces as it has of K. Where there are fewer, the copy
-has K contiguous, and where K is long it is worth its time though the engine could read the operand.
+A box across K brings 64 rows of A, in as many pieces as it has of K. Where there are fewer, the copy has K contiguous,
+and where K is long it is worth its time though the engine could read A. A trial has products with fewer rows and with
+more, so both ways of copying are tried; it has none of few columns and a long K, and B is copied as it lies.
 
 With few rows the copy of the weights costs more than the product: gemm/unaligned reads them as they lie. Figures are in
 docs/design/0011-cost-model.md.
@@ -28,7 +29,7 @@ from ..model import copying, gpu_of
 
 HOPPER = Hopper()
 THREADS, BLOCKS = 256, 16  # of a block; blocks to a multiprocessor
-FEW = 64  # rows of A or columns of B, below which the copy has K contiguous: a box across K is as wide
+FEW = 64  # rows of A, below which the copy has K contiguous: a box across K is as wide
 WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts
 
 
@@ -63,22 +64,26 @@ class Copy(NamedTuple):
 
 
 def copy_of(
-    x: Strides, rows: int, columns: int, batch: int, few: bool | None, *, aligned: bool = True, turned: bool = False
+    x: Strides, rows: int, columns: int, batch: int, few: bool = False, *, aligned: bool = True, turned: bool = False
 ) -> Copy | None:
     """What has to be copied of a stored matrix [rows, columns]; None where it can be read as it lies.
 
-    `few` says which way the lines of the copy lie; None: as they do. `aligned`: it begins at a multiple of 16 bytes.
-    `turned`: it is copied, too, where K is not contiguous and its lines lie the other way than `few` says.
+    `few`: lines of the copy are rows, whichever way they lie. `aligned`: it begins at a multiple of 16 bytes. `turned`:
+    where few rows lie side by side, they are copied though they can be read.
     """
     items, each = (batch, x.batch) if batch > 1 and x.batch else (1, 0)
     along = x.row == 1 and (x.col != 1 or columns == 1)  # lines are its columns
     step, unit = (x.col, x.row) if along else (x.row, x.col)
-    k, of_k = (x.row, rows) if few else (x.col, columns)
-    turned = turned and few not in (None, along) and k != 1 and of_k > 1
-    if not turned and aligned and unit == 1 and (step % 8 == 0 or (columns if along else rows) == 1) and each % 8 == 0:
+    if (
+        not (turned and few and along)
+        and aligned
+        and unit == 1
+        and (step % 8 == 0 or (columns if along else rows) == 1)
+        and each % 8 == 0
+    ):
         return None
-    if few is not None and few != along:
-        along, step, unit = few, unit, step
+    if few and along:
+        along, step, unit = False, unit, step
     return Copy(*((columns, rows) if along else (rows, columns)), items, step, unit, each, along)
 
 
@@ -95,8 +100,7 @@ def padded(p: Product) -> Readable | None:
     """None where nothing has to be copied, or Hopper's kernels do not serve the product even then."""
     if p.dtype_a not in OPERANDS or p.dtype_b not in OPERANDS or min(p.m, p.n, p.k, p.batch) < 1:
         return None
-    a = copy_of(p.a, p.m, p.k, p.batch, False if p.m < FEW else None, turned=True)
-    b = copy_of(p.b, p.k, p.n, p.batch, True if p.n < FEW else None, turned=True)
+    a, b = copy_of(p.a, p.m, p.k, p.batch, p.m < FEW, turned=True), copy_of(p.b, p.k, p.n, p.batch)
     if a is None and b is None:
         return None
     copied = replace(p, a=a.strides if a else p.a, b=b.strides if b else p.b)

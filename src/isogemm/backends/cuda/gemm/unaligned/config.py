@@ -57,7 +57,7 @@ def readable(p: Product) -> UnalignedProduct | None:
     step, each = p.b.col if p.b.row == 1 else p.b.row, p.b.batch if p.batch > 1 else 0
     if 1 not in (p.b.row, p.b.col) or (p.align >= 16 and step % 8 == 0 and each % 8 == 0):
         return None
-    copy = copy_of(p.a, p.m, p.k, p.batch, False if p.m < FEW else None, aligned=p.align >= 16)
+    copy = copy_of(p.a, p.m, p.k, p.batch, p.m < FEW, aligned=p.align >= 16)
     seen = replace(p, a=copy.strides) if copy else p
     whole = -(-p.k // 8) * 8
     hopper_s = replace(seen, b=Strides(1, whole, whole * p.n), align=max(p.align, 16))

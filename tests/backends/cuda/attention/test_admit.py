@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import re
 from typing import Any
 
@@ -20,7 +21,7 @@ from isogemm.backends.cuda.attention import steps as attention_backward
 from isogemm.backends.cuda.attention.case import AttentionCase, Strided
 from isogemm.backends.cuda.attention.choose import KERNELS, admitted_run, ranged_run, ranked
 from isogemm.backends.cuda.attention.few import _each
-from isogemm.backends.cuda.attention.trial import posed
+from isogemm.backends.cuda.attention.trial import _mask, contents, posed
 from isogemm.backends.cuda.driver import facts as device
 from isogemm.backends.cuda.driver import machine
 from isogemm.contract.attention import LEAF, attention, factor, gradient_steps, ranges
@@ -150,6 +151,31 @@ def test_right_kernels_are_admitted_on_operands_of_their_code(host, name):
         assert any(1 < _each(c) <= c.leaves for c in tried)
     if kernel == "few" and case.leaves > 16:
         assert any(c.leaves > 64 for c in tried)  # the meeting takes 64 at once
+
+
+@pytest.mark.parametrize("name", ["hopper", "hopper 64 bool"])
+def test_a_trial_reaches_both_ways_to_powers(host, name):
+    """A leaf of 128 keys and 16 rows, a warp's, all of it seen: powers less than 2**124 apart take the short way."""
+    case, kernel = CASES[name]
+    short = long = 0
+    for each in posed(KERNELS[kernel], case):
+        held = contents(each, _mask)
+        for item, head in np.ndindex(each.batch, each.heads):
+            q, k = (x.astype(np.float64) for x in (held.q[item, head], held.k[item, head // each.group]))
+            begin = 0 if held.start is None else int(held.start[item])
+            end = each.tk if held.stop is None else min(int(held.stop[item]), each.tk)
+            for row, first in itertools.product(range(0, each.tq - 15, 16), range(begin, end - LEAF + 1, LEAF)):
+                block = row // 64 * 64  # of a warpgroup
+                whole = end if each.offset is None else min(end, block + each.offset + 1)
+                seen = held.mask is None or held.mask[item, head, row : row + 16, first : first + LEAF].all()
+                if first + LEAF > whole or not seen:
+                    continue
+                with np.errstate(all="ignore"):
+                    t = q[row : row + 16] @ k[first : first + LEAF].T * each.c
+                    fits = (t.max(1) >= 0).all() and (np.ceil(t.max(1)) - t.min(1) <= 124).all()
+                short, long = short + fits, long + (not fits)
+    assert short >= 4
+    assert long >= 4
 
 
 def first_bit(case: AttentionCase, made: list[np.ndarray]) -> None:

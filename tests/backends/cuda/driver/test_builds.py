@@ -174,7 +174,7 @@ def test_a_map_is_encoded_as_the_driver_wants_it_once_for_each_address():
     first, second = encode(1 << 40), encode(1 << 41)
     assert encode(1 << 40) == first == b"\1" * 128
     assert second == b"\2" * 128
-    assert fake.maps == [(9, a, [64, 40, 3], [144, 16384], [64, 16, 1], (0, 3, 2, 0)) for a in (1 << 40, 1 << 41)]
+    assert fake.maps == [(9, a, [64, 40, 3], [144, 16384], [64, 16, 1], (0, 3, 0, 0)) for a in (1 << 40, 1 << 41)]
 
 
 @pytest.mark.parametrize("known", [None, 0, 1])

@@ -26,7 +26,7 @@ def chunks_of(case: AttentionCase) -> int:
 
 def map_of(case: AttentionCase, x: Strided, rows: int) -> Encoder:
     """The tensor map of boxes of so many rows."""
-    return encoder(case.dtype, sizes=x.shape, strides=(*steps_of(x)[:3], 1), box=(1, 1, rows, 64), promotion=256)
+    return encoder(case.dtype, sizes=x.shape, strides=(*steps_of(x)[:3], 1), box=(1, 1, rows, 64))
 
 
 class HopperAttention(Attention):

@@ -237,8 +237,7 @@ class QuantApart(RoundedKernel):
         steps, whole = c.depth // STEP, case.k % STEP == 0
         map_x = encoder(
             case.dtype, sizes=(case.k // STEP, case.m, STEP) if whole else (1, case.m, case.k),
-            strides=(STEP if whole else x_step * case.m, x_step, 1), box=(steps if whole else 1, c.cols, STEP),
-            promotion=256,
+            strides=(STEP if whole else x_step * case.m, x_step, 1), box=(steps if whole else 1, c.cols, STEP)
         )  # fmt: skip
         map_w, map_s = maps_of(lay, case.n, case.k, c.rows, steps)
 

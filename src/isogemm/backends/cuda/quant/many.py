@@ -234,8 +234,7 @@ def _bind_part(case: QuantCase, part: RowsOfW, device: int, *, late: bool) -> La
         pdl=True,
     )  # fmt: skip
     map_x = encoder(
-        case.dtype, sizes=(1, case.m, case.k), strides=(x_step * case.m, x_step, 1), box=(1, c.cols // c.cluster, STEP),
-        promotion=256,
+        case.dtype, sizes=(1, case.m, case.k), strides=(x_step * case.m, x_step, 1), box=(1, c.cols // c.cluster, STEP)
     )  # fmt: skip
     map_w, map_s = maps_of(lay, part.rows, case.k, c.rows)
     of_data, of_out = part.first // ROWS * lay.tile_bytes(case.k), part.first * ITEMSIZE[case.dtype_out]
@@ -261,7 +260,7 @@ def maps_of(lay: PackedLayout, rows: int, k: int, block_rows: int, steps: int = 
         """(steps, words) of a tile, so many words from step to step; and those of the box."""
         return encoder(
             "float64", sizes=(sizes[0], tiles, sizes[1]), strides=(step, words, 1), box=(box[0], taken, box[1]),
-            swizzle=0, promotion=256,
+            swizzle=0
         )  # fmt: skip
 
     record, code = lay.record_bytes // 8, lay.code_bytes // 8

@@ -184,4 +184,4 @@ def _encoder(dtype: str, side: HopperSide, depth: int, items: int, rows: int, sp
     lines, inner = (depth, side.size) if side.across else (side.size, depth)
     box = (1, 64 // split, 64) if side.across else (1, rows // split, 64)
     strides = (side.batch or side.step * lines, side.step, 1)
-    return encoder(dtype, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128, promotion=256)
+    return encoder(dtype, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128)

@@ -133,7 +133,7 @@ def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int) -> Encod
     items = p.batch if side.batch else 1
     box = (1, 64 // split, 64) if side.across else (1, box_rows // split, 64)
     strides = (side.batch or side.step * lines, side.step, 1)
-    return encoder(p.dtype_a, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128, promotion=256)
+    return encoder(p.dtype_a, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128)
 
 
 def _scalars(p: Product, g: Geometry, late: bool) -> list[tuple[str, object]]:

@@ -129,7 +129,7 @@ def _part(p: Product, side: Fp32Side, k: Cut, parts: int, box: int, device: int)
     split = split_of(p, side, k, parts, device)
     shape = (parts * split.items, side.rows, k.pitch)
     strides = (side.rows * k.pitch, k.pitch, 1)
-    return split, encoder("float32", sizes=shape, strides=strides, box=(1, box, STEP), promotion=256)
+    return split, encoder("float32", sizes=shape, strides=strides, box=(1, box, STEP))
 
 
 def _bind(p: Product, c: Tf32Config, device: int) -> Launch:

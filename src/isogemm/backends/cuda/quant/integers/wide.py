@@ -83,7 +83,7 @@ class WideCodes(NamedTuple):
             shared=shared(lay, self), pdl=True,
         )  # fmt: skip
         map_w, map_s = maps_of(lay, n, k, self.rows)
-        map_x = encoder("float16", sizes=(1, m, k), strides=(m * k, k, 1), box=(1, self.cols, STEP), promotion=256)
+        map_x = encoder("float16", sizes=(1, m, k), strides=(m * k, k, 1), box=(1, self.cols, STEP))
         doubled = 2 if kind == FLOAT else 1
         lines, rows = -(-k // lay.format.block) * doubled, _up(m, 16)
         box = (1, 1 if span > 1 else 2 * doubled, self.cols)

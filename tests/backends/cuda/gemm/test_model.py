@@ -74,6 +74,19 @@ def test_what_a_launch_takes_in_falls_slowly_where_the_next_one_waits(tiles: int
     assert intake(cut, H200) == pytest.approx((tiles / 132) ** (1 / 3))
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "tile", "stages"),
+    [
+        (1, 2560, "w32x8x256", 7), (8, 3744, "w32x8x256", 7), (16, 2560, "w32x16x256", 6), (4, 12288, "w128x8x128", 4),
+        (1, 1920, "w32x8x256", 11), (1, 4096, "w32x8x256", 11), (24, 2560, "w32x24x256", 7),
+    ],
+)  # fmt: skip
+def test_a_ring_of_few_rows_is_full_but_where_the_next_launch_waits(m: int, n: int, tile: str, stages: int) -> None:
+    """80, 117, 80 and 96 blocks; then 60 and 128, between which lie those that follow one another late, and 24 rows."""
+    found = {c.stages for c in ranked(posed(Case("random", "drawn", m, n, 4096))) if str(c).startswith(f"{tile} s")}
+    assert found == {stages}
+
+
 def test_tiles_that_begin_off_a_line_of_the_cache_pay_for_two() -> None:
     """Columns of B that are contiguous: 64 of them are a line of 128 bytes, 56 mostly lie in two."""
     across = posed(Case("random", "drawn", 58, 2048, 28352, layout="NN"))

@@ -70,7 +70,7 @@ def test_equal_zeros_keep_their_signs(monkeypatch, zeros) -> None:
 
 
 def test_the_figures_of_the_design_are_those_of_the_model() -> None:
-    """What the model puts first among the timed ones costs what docs/design/0011 says."""
+    """What the model puts first among the timed ones costs what docs/design/0015 says."""
     found: dict[tuple[int, int, int, str], list[tuple[float, float]]] = {}
     for line in (RESULTS / "gpu-h200-2026-11-26-unaligned.jsonl").read_text().splitlines()[1:]:
         row = json.loads(line)

@@ -7,7 +7,7 @@ and where K is long it is worth its time though the engine could read A. A trial
 more, so both ways of copying are tried; it has none of few columns and a long K, and B is copied as it lies.
 
 With few rows the copy of the weights costs more than the product: gemm/unaligned reads them as they lie. Figures are in
-docs/design/0011-cost-model.md.
+docs/design/0015-operands-out-of-step.md.
 """
 
 from __future__ import annotations

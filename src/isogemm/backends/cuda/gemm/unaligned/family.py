@@ -3,7 +3,7 @@
 A copy of the weights (gemm/padded) is as many bytes written and read again, and few rows take no longer than the
 weights do to come. Here the words of 16 bytes that hold a line's piece are brought as they lie, and the first operand
 of `wgmma` goes through registers, shifted into place (unaligned.cu). The rows of A are copied where no tensor map reads
-them: they are few. Figures are in docs/design/0011-cost-model.md.
+them: they are few. Figures are in docs/design/0015-operands-out-of-step.md.
 
 A configuration is ``128x16x256 c2``: columns of B that a tile has at most, rows of A, K of a stage, and blocks of a
 cluster, which share the rows of A. Tiles have no more columns of B than divide them evenly among waves, and there are

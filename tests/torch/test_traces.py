@@ -98,7 +98,7 @@ def test_gradients_of_a_trace():
 
 def test_masks_in_a_trace_of_torchscript_are_refused():
     pytest.importorskip("transformers")
-    from tests.torch.model.test_huggingface import build, tokens
+    from tests.torch.model.tiny import build, tokens
 
     model = build().requires_grad_(False)
     iso.convert(model)

@@ -157,7 +157,7 @@ def test_other_models_and_frozen_parameters_step_as_always():
 def test_a_trainer_is_told_at_its_first_step(tmp_path):
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    from tests.torch.model.test_huggingface import build, tokens
+    from tests.torch.model.tiny import build, tokens
 
     model = build(num_hidden_layers=1)
     iso.convert(model)

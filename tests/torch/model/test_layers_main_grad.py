@@ -11,7 +11,7 @@ from isogemm.errors import OptionError
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.torch.model.test_huggingface import FAMILIES, build, tokens  # noqa: E402
+from tests.torch.model.tiny import FAMILIES, build, tokens  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402

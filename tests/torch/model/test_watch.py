@@ -12,7 +12,8 @@ from isogemm.errors import OptionError
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.torch.model.test_huggingface import build, same, tokens  # noqa: E402
+from tests.torch.model.tiny import build, tokens  # noqa: E402
+from tests.torch.tensors import same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 

@@ -13,6 +13,7 @@ from tools.time_kernels import regret
 
 from isogemm.backends.cuda.driver import facts
 from isogemm.backends.cuda.gemm.choose import FAMILIES
+from isogemm.backends.cuda.gemm.hopper import model
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig, fits, serves
 from isogemm.backends.cuda.gemm.hopper.model import expected, ranked
 from isogemm.backends.cuda.gemm.model import H200, Gpu, Tiling, copying, gpu_of, intake
@@ -87,6 +88,28 @@ def test_a_ring_of_few_rows_is_full_but_where_the_next_launch_waits(m: int, n: i
     assert found == {stages}
 
 
+@pytest.mark.parametrize(
+    ("n", "short", "full"), [(2560, "w32x8x256 s7 e", "w32x8x256 s11 e"), (6144, "w64x8x256 s4 e", "w64x8x256 s6 e")]
+)
+def test_a_full_ring_is_expected_to_take_longer_there(n: int, short: str, full: str) -> None:
+    """Wherever a full one comes from: a table, or kernels that are built before anything is asked for."""
+    product = posed(Case("random", "drawn", 1, n, 4096))
+    less, more = (HopperConfig.parse(text) for text in (short, full))
+    assert less is not None
+    assert more is not None
+    assert 1.02 < expected(product, more, H200) / expected(product, less, H200) < 1.06
+
+
+def test_a_short_k_has_no_ring_to_shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """71 blocks, and two stages of K: what is under way is little, whatever comes next."""
+    product, config = posed(Case("random", "drawn", 1, 4544, 512)), HopperConfig.parse("w64x8x256 s4 e")
+    assert config in ranked(product)
+    assert config is not None
+    here = expected(product, config, H200)
+    monkeypatch.setattr(model, "_crowded", lambda *asked: False)
+    assert expected(product, config, H200) == here
+
+
 def test_tiles_that_begin_off_a_line_of_the_cache_pay_for_two() -> None:
     """Columns of B that are contiguous: 64 of them are a line of 128 bytes, 56 mostly lie in two."""
     across = posed(Case("random", "drawn", 58, 2048, 28352, layout="NN"))
@@ -122,7 +145,7 @@ def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
         ("h200-2026-11-26-kernels-31", "119 products: 3.3% in the mean"),
         ("h200-2026-11-28-in-a-row", "105 products: 3.0% in the mean"),
         ("h200-2026-11-28-in-a-row-first", "112 products: 3.1% in the mean"),
-        ("h200-2026-11-28-kernels-61", "45 products: 4.5% in the mean"),
+        ("h200-2026-11-28-kernels-61", "45 products: 4.9% in the mean"),
         ("h200-2026-11-28-few-across", "21 products: 7.4% in the mean"),
         ("h100-2026-11-28-kernels-51", "66 products: 4.1% in the mean"),
         ("h200-2026-11-27-fp32-quarters", "81 products: 1.0% in the mean"),

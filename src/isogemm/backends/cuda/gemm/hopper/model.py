@@ -46,7 +46,7 @@ PAIRS = ((2, 1), (1, 2))
 ROWS = (*PAIRS, (4, 1), (1, 4), (8, 1), (1, 8))  # what blocks in rows and in columns gain is within 0.1 % of these
 COARSE = 16  # columns from one tile to the next, above 64
 FEW = 132  # tiles: no more than an H200 has multiprocessors
-RING = 152 * 1024  # bytes of a ring, where more of them on their way make no block faster
+RING = 152 * 1024  # bytes of a ring's stages in a crowded launch
 NEAR = 32  # configurations, the fastest, that are offered with columns between those and in clusters too
 
 
@@ -83,8 +83,8 @@ def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
 def _filled(p: Product, c: HopperConfig, depths: Sequence[int] = (64, 128, 256)) -> Iterator[HopperConfig]:
     """With K of a stage, stages that fill shared memory, and weights that leave L2 first where they are read once.
 
-    Of few rows in launches that follow one another late, stages fill no more than RING of it. A tree has configurations
-    with fewer stages, too, beside which sums can wait.
+    In a crowded launch they fill no more than RING of it. A tree has configurations with fewer stages, too, beside
+    which sums can wait.
     """
     least = replace(c, depth=64, stages=2)
     if not fits(p, least):  # so nothing does that is deeper; and what has room for its stages fits
@@ -92,18 +92,23 @@ def _filled(p: Product, c: HopperConfig, depths: Sequence[int] = (64, 128, 256))
     g = geometry(p, least)
     assert g is not None
     lines, leaf, tiles = g.x_rows + g.y_rows, leaf_of(p), math.prod(g.tiles()) * p.batch
-    most = (RING if _crowded(g, tiles, H200) else SHARED) - g.beside_the_ring(p)
-    rooms = [most - i * c.sums for i in range(levels_of(p) + 1)]
+    most = RING if _crowded(g, tiles, H200) else SHARED
+    rooms = [min(most, SHARED - g.beside_the_ring(p) - i * c.sums) for i in range(levels_of(p) + 1)]
     once = g.tiles()[1 if c.swapped else 0] == 1 and p.batch == 1
     for room, depth in itertools.product(rooms, depths):
-        stages = min(room // (depth * 2 * lines), max(2, 2 * -(-p.k // depth)), 24)
+        stages = _stages(p, depth, lines, room)
         deep = depth > 64 and depth < 2 * p.k and depth * lines <= 128 * 144
         if stages >= (4 if deep else 2) and (deep or depth == 64) and leaf % depth == 0:
             yield replace(c, depth=depth, stages=stages, evict=once)
 
 
+def _stages(p: Product, depth: int, lines: int, room: int) -> int:
+    """As many as there is room for; no more than two tiles' walks have."""
+    return min(room // (depth * 2 * lines), max(2, 2 * -(-p.k // depth)), 24)
+
+
 def _crowded(g: Geometry, tiles: int, gpu: Gpu) -> bool:
-    """Whether more bytes under way make no block faster: tiles of few rows where the next launch waits for this one."""
+    """Whether a shorter ring is the faster one: tiles of few rows where the next launch waits for this one."""
     return min(g.x_rows, g.y_rows) <= 16 and late(g.config, tiles, gpu.multiprocessors)
 
 
@@ -122,9 +127,9 @@ LINE, REREAD, SHARED_LINE = 0.995, 0.431, 0.7
 # same piece of it for each k.
 ACROSS = 1.7
 BIASED = 0.07  # cycles of a value whose bias is another in every column
-# Ties: tiles shared by all consumers where one wave is all there is, and weights not swapped. A tree in one walk takes
-# two thirds of what leaves side by side do where the rest of the model says as much.
-ALTERNATING, SWAPPED, TREE = 0.089, 0.016, -0.33
+# Ties: tiles shared by all consumers where one wave is all there is, and weights not swapped. A long ring in a crowded
+# launch takes longer, and a tree in one walk two thirds of what leaves side by side do where the rest says as much.
+ALTERNATING, SWAPPED, LONG, TREE = 0.089, 0.016, 0.04, -0.33
 
 
 def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
@@ -138,33 +143,34 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     across = ACROSS if g.x.across and g.y.across and min(p.m, p.n) < 64 else 1.0
     larger, readers = (g.x_rows / c.cn, g.tiles()[1]) if g.x.size >= g.y.size else (g.y_rows / c.cm, g.tiles()[0])
     shared = x * (c.cn > 1) + y * (c.cm > 1)
-    ring = c.stages * c.depth * 2 * (g.x_rows + g.y_rows) / SHARED if _crowded(g, tiles * c.cluster, gpu) else 1.0
+    stages, long = float(c.stages), False
+    if _crowded(g, tiles * c.cluster, gpu):  # a ring of RING bytes hides as much as a full one
+        lines = g.x_rows + g.y_rows
+        long = c.stages * c.depth * 2 * lines > RING
+        stages = max(stages, min(stages * SHARED / RING, _stages(p, c.depth, lines, SHARED - g.beside_the_ring(p))))
     carried = 2 * (2 ** (levels_of(p) - g.inside(p)) - 1)  # sums of a tree that wait in memory, and are met
     cut = Tiling(
         tiles=tiles * c.cluster,
         waves=waves,
         lines=LINE * across * (x + y) + REREAD * larger * (readers > 1) + SHARED_LINE * shared,
         work=(START + COLUMN * c.cols) * -(-c.rows // 64) * 4,
-        stage=_stage(c, ring) * 64 / c.depth,
+        stage=_stage(c, stages) * 64 / c.depth,
         store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / CARRY)
         + EPILOGUE
         + MEET * (c.cluster > 1),
         stores=1 if c.pingpong else waves,
         late=late(c, tiles * c.cluster, gpu.multiprocessors),
     )
-    ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped
+    ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped + LONG * long
     return microseconds(p, cut, gpu) * (1 + ties + TREE * (p.contract.order.kind == "tree"))
 
 
-def _stage(c: HopperConfig, ring: float) -> float:
-    """Cycles that a stage takes at least: to hand it over, and to fill it again while the others are used.
-
-    `ring` is the share of a buffer's way that the bytes before it take.
-    """
+def _stage(c: HopperConfig, stages: float) -> float:
+    """Cycles that a stage takes at least: to hand it over, and to fill it again while the other stages are used."""
     handed, shared = (STAGE, CLUSTERED) if c.warpgroups == 1 else (STAGES, CLUSTERED_STAGES)
     if c.cluster == 1:
-        return together(handed, REFILL * ring / (c.stages - 1))
-    return together(handed * shared, REFILL * SHARED_REFILL / (c.stages - 1))
+        return together(handed, REFILL / (stages - 1))
+    return together(handed * shared, REFILL * SHARED_REFILL / (stages - 1))
 
 
 def _lines_of_128(cols: int) -> float:

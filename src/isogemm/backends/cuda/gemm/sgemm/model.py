@@ -51,16 +51,18 @@ LINES = 3.41  # cycles for one of K, for each operand that a ring copies along i
 # Built ahead for all products: of 465 drawn ones each configuration is the least in the sum of logarithms beside those
 # before it. The first 3 have one that the model expects within twice the best's time in 97 %, all of them in 99.6 %.
 PALETTE = ("16x16 k128 s3", "64x64 k16", "2x16 k128 s5", "32x64 k64 s3", "8x16 k128 s4", "128x128 k8")
-# Times as long: a ring's copies of 4 bytes and of 8; single loads of tiles along rows, and along K.
-RING_ODD, RING_HALF, ACROSS, ALONG = 1.22, 1.10, 1.13, 1.97
+# Times as long: a ring's copies of 4 bytes and of 8; single loads of tiles along rows, and along K; copies of operands
+# whose rows, not K, are contiguous.
+RING_ODD, RING_HALF, ACROSS, ALONG, TURNED = 1.22, 1.10, 1.13, 1.97, 3.0
 
 
 def microseconds(p: Product, config: SgemmConfig, multiprocessors: int) -> float:
     """Rounds of blocks, as many as fit at once, or what memory takes for the operands."""
     if config.copied:
         inner, (a, b) = in_step(p, config.tile)
-        copied = 8 * p.k * p.batch * (p.m * a + p.n * b)
-        return microseconds(inner, config._replace(copied=False), multiprocessors) + START + copied / BYTES
+        lines = p.m * a * (1 if p.a.col == 1 else TURNED) + p.n * b * (1 if p.b.row == 1 else TURNED)
+        copying = START * (a + b) + 8 * p.k * p.batch * lines / BYTES
+        return microseconds(inner, config._replace(copied=False), multiprocessors) + copying
     tile = config.sizes
     alone, each = WALKS[config.tile]
     if isinstance(tile, RingTile):

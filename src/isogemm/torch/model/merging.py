@@ -12,6 +12,7 @@ from ..gemm.merged import are_rows_of, merged_op
 from ..ops import Tensor
 from ..routing.scope import invariant
 from .layers import Converted, Linear, has_hooks, inferred, is_awaited
+from .own_code import own
 
 
 class Merging(Converted):
@@ -147,11 +148,12 @@ class GatedMLP(Merging):
     def _show(self, act: Any, gate: Tensor) -> None:
         """Call the activation, whose work the block does, for the hooks that wait for that: they may look at it.
 
-        Inside of a scope, as torch's own elements are rounded by where they stand in a row.
+        With our own silu, by which the block multiplies: torch's differs in last bits. What else a method calls is
+        inside of a scope, as torch's elements are rounded by where they stand in a row.
         """
-        with torch.no_grad(), invariant():
-            shown, own = act(gate.clone()), type(act).forward(act, gate)
-            kept = isinstance(shown, torch.Tensor) and torch.equal(shown.nan_to_num(), own.nan_to_num())
+        with torch.no_grad(), invariant(), own():
+            shown, plain = act(gate.clone()), type(act).forward(act, gate)
+            kept = isinstance(shown, torch.Tensor) and torch.equal(shown.nan_to_num(), plain.nan_to_num())
         if not kept or act._backward_hooks or act._backward_pre_hooks:
             raise OptionError(
                 f"{self.act_name} of a converted {type(self).__name__}", limit="hooks that look at its result",

@@ -164,8 +164,8 @@ def _queries(random: np.random.Generator, tq: int, d: int) -> Array:
     Every fourth has a large product with every key that its last element takes away again: what lies between is summed
     with few bits, so that another order of d moves scores by more than a rounding to 16 bits hides. Rows of zeros weigh
     all keys alike: large values cancel exactly there, and what was summed between them shows the order of keys. Where
-    there are few rows, the third set begins with one. From row 48 on
-    a third of all blocks of 16, a warp's, has no powers far apart in two of the sets: some kernels have a short way.
+    there are few rows, the third set begins with one. From row 48 on a third of all blocks of 16, a warp's, has no
+    powers far apart in two of the sets: some kernels have a short way.
     """
     x = random.standard_normal((3, tq, d)).astype(np.float32)
     j = np.arange(tq)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isogemm.backends.cuda.gemm.hopper.config import SHARED, HopperConfig, geometry, late, resident
+from isogemm.backends.cuda.gemm.hopper.config import SHARED, HopperConfig, geometry, group_of, late, resident
 from isogemm.backends.cuda.gemm.hopper.family import Hopper, source
 from isogemm.contract.spec import Contract
 from isogemm.problem.product import Addresses, Product, Strides
@@ -60,8 +60,6 @@ def test_configurations_of_the_text_are_legal(text):
         ("96x64x64 s4", "rows in blocks of 64"),
         ("8x64x64 s4", "a tile of eight rows"),
         ("16x64x64 s4 pp", "alternate tiles of 16 rows"),
-        ("16x64x64 s4 c1x4", "quarters of 16 rows in eights"),
-        ("128x72x64 s4 c2x1", "halves of a tile in eights"),
         ("128x64x96 s4", "K in lines of 128 bytes"),
         ("128x64x64 s1", "one stage"),
         ("128x64x64 s4 c3x1", "clusters of three"),
@@ -105,6 +103,34 @@ def test_more_tiles_than_the_kernel_counts_are_refused():
     assert HOPPER.supports(items, "w64x8x64 s4")
     assert not HOPPER.supports(items, "64x8x64 s4")  # two tiles for each item
     assert not HOPPER.supports(replace(items, batch=2**30), "w64x8x64 s4")
+
+
+@pytest.mark.parametrize("text", ["128x72x64 s4 c2x1", "w64x136x64 s9 c4x1", "64x8x64 s4 c8x1", "16x64x64 s4 c1x8"])
+def test_blocks_of_a_cluster_share_any_number_of_rows(text):
+    """36, 34, 1 and 2 rows: where 128 bytes lie in shared memory says how they are swizzled, whoever brings them."""
+    assert HOPPER.supports(PLAIN, text)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "text", "walked"),
+    [
+        (388, 2112, 13952, "w64x136x64 s9", 1),  # three tiles of tokens beside one another, for 33 of weights
+        (388, 2112, 13952, "w64x136x64 s9 c4x1", 1),
+        (388, 2112, 13952, "64x136x64 s9", 7),  # the tokens first again: seven tiles of them
+        (1200, 1536, 20000, "w128x120x64 s7", 8),  # ten tiles of tokens are too many, and twelve of weights
+        (1200, 1536, 20000, "w128x120x64 s7 c2x1", 4),
+        (64, 28672, 4096, "w64x64x64 s9", 1),  # one tile of tokens
+        (3000, 6144, 2048, "128x192x64 s5", 24),  # all of the tokens are 12 MB
+        (8192, 28672, 2048, "128x192x64 s5", 48),
+        (8192, 8192, 8192, "256x128x64 s4", 8),
+        (388, 2112, 13952, "w64x136x64 s9 g5", 5),
+    ],
+)
+def test_blocks_side_by_side_share_what_comes_from_memory(m, n, k, text, walked):
+    """A few tiles of tokens are walked for each of the weights; else as many as stay in L2, or eight."""
+    product = _narrow(m, n, k, Strides(1, k))
+    config = HopperConfig.parse(text)
+    assert group_of(product, geometry(product, config)) == walked
 
 
 def test_short_tiles_are_of_rows_along_k():
@@ -221,6 +247,19 @@ CONFIGS = (
     "32x48x128 s4 c2x4",
     "w32x64x256 s2 e",
     "w64x24x128 s6 c1x8",
+    "64x72x64 s5 c8x1",  # and shares that are no eights of rows
+    "w64x136x64 s4 c4x1",
+    "16x64x64 s4 c1x4",
+)
+# Without room for columns of B that are contiguous, which come in lines of 64; or for rows that are, in fewer than 64.
+NARROW = (
+    "64x24x128 s8",
+    "w64x16x128 s8 e",
+    "64x32x128 s4 o2",
+    "16x24x256 s6 c1x2",
+    "32x48x128 s4 c2x4",
+    "w32x64x256 s2 e",
+    "16x64x64 s4 c1x4",
 )
 
 
@@ -322,10 +361,7 @@ def test_walks_that_start_from_c(config, contract):
         if got is not None:
             same(got, expected(a, b, str(contract), c=c, out_dtype="float32"), config)
             ran += 1
-    # Columns of B that are contiguous come in lines of 64; a narrower tile has no room for one.
-    # Nor have tiles of fewer than 64 rows.
-    narrow = config in CONFIGS[-4:-1] or config in ("64x24x128 s8", "w64x16x128 s8 e", "64x32x128 s4 o2")
-    assert bool(ran) != narrow
+    assert bool(ran) != (config in NARROW)
 
 
 @pytest.mark.gpu
@@ -358,3 +394,26 @@ def test_launches_that_wait_for_one_another_have_what_the_one_before_left(config
     for one, other in zip(*found, strict=True):
         assert not torch.isnan(one).any()
         same(other, one, config)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", ["192x32x64 s8 c1x8 e", "w64x96x64 s11 c4x1", "64x24x128 s10 c1x8"])
+def test_blocks_of_a_cluster_leave_when_nobody_arrives_there_any_more(config):
+    """A hundred launches in a row. Blocks that only met before they left were gone when arrivals came: the first of
+    these configurations ended the program, each time.
+    """
+    from tests.backends.cuda.device import draw, same, torch
+    from tests.backends.cuda.forced import strides
+
+    x, w = draw((179, 4608), "bfloat16", 1), draw((3584, 4608), "bfloat16", 2)
+    outs = [torch.full((179, 3584), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    product = replace(
+        PLAIN, m=179, n=3584, k=4608, a=strides(x), b=strides(w.T), out=strides(outs[0]), align=16
+    )  # fmt: skip
+    for text, out, times in (("128x128x64 s7", outs[0], 1), (config, outs[1], 100)):
+        launch = HOPPER.bind(product, text, torch.cuda.current_device())
+        for _ in range(times):
+            launch(Addresses(x.data_ptr(), w.data_ptr(), out.data_ptr()), torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    assert not torch.isnan(outs[0]).any()
+    same(outs[1], outs[0], config)

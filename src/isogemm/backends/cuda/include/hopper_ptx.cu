@@ -60,6 +60,15 @@ DEVICE void barrier_arrive_at(u32 bar, u32 rank) {
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(bar), "r"(rank) : "memory");
 }
+// A producer's last act in a cluster: a block must not leave while others may still arrive at its barriers, and they have
+// arrived once every buffer is free, from the one that would be filled next. (A meeting of the blocks is not enough: an
+// arrival may be under way when they have met, and arrives at a block that has left. That ends the program.)
+DEVICE void drain(u32 empty, u32 stages, u32 stage, u32 parity) {
+  for (u32 i = 0; i < stages; ++i) {
+    barrier_wait(empty + 8 * stage, parity);
+    if (++stage == stages) stage = 0, parity ^= 1;
+  }
+}
 DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Turns among warpgroups: `take` blocks its 128 threads until the 128 of another have given.

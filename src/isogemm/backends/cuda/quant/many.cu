@@ -163,5 +163,4 @@ quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w,
     }
   }
   if (late) wait_for_predecessor();  // whoever waits for this launch waits for that one too
-  if (CM > 1) cluster_sync();  // no block leaves while others still write to its barriers
 }

@@ -45,4 +45,5 @@ DEVICE void fill(const Producer& from, const Plan& plan, int t, Count count, int
     }
   }
   release_successor();
+  if (CM > 1) drain(empty, STAGES, p.stage, p.parity);
 }

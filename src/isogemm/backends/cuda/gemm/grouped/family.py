@@ -142,8 +142,6 @@ def _fits(case: GroupedCase, c: HopperConfig) -> bool:
         return False
     if (c.occupancy > 1 and c.warpgroups > 1) or c.accumulators > {1: 160, 2: 160, 3: 96}[c.warpgroups] // c.occupancy:
         return False
-    if (c.rows // c.cn) % 8 or (not case.y.across and c.cols % (8 * c.cm)):
-        return False
     if case.outer and (c.warpgroups < 2 or c.depth != 64 or c.stages > 32):  # as the warp that zeroes rows has it
         return False
     if case.contract.order.size % c.depth:

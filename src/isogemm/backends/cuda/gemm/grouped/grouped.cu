@@ -108,7 +108,7 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
     for (int s = 0; s < STAGES; ++s) {
       barrier_init(full + 8 * s, 1);
       if (OUTER) barrier_init(landed + 8 * s, 1);
-      barrier_init(empty + 8 * s, 4 * (PINGPONG ? 1 : WARPGROUPS) * (CM + CN - 1));
+      barrier_init(empty + 8 * s, (PINGPONG ? 1 : WARPGROUPS) * (CM + CN - 1));
     }
     barrier_init_fence();
   }
@@ -145,6 +145,7 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
         }
       }
       release_successor();
+      if (CLUSTER > 1) drain(empty, STAGES, stage, parity);
     } else if (OUTER && warp == 4 * WARPGROUPS + 1) {  // here, where no store of a result is waited for by the fence
       u32 walked = 0, parities = 0;
       for (int t = cluster_id(); t < tiles; t += cluster_count()) {
@@ -164,6 +165,7 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
     if (PINGPONG && warpgroup == 1) turn_give(1);  // the first turn is warpgroup 0's
     const int block = PINGPONG ? 0 : warpgroup * MW;
     const u64 first_x = descriptor<X_MN>(ring + block * 8192), first_y = descriptor<Y_MN>(ring + KS * X_BYTES);
+    const u32 to = told();
     u32 walked = 0, turn = 0;
 #if LEAVES || ACCUMULATE
     float kept[MW * NACC], *totals = kept;  // in memory: few groups have two leaves
@@ -214,14 +216,14 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
             filled = barrier_passed(full + 8 * stage, parity);
             wgmma_commit();
             wgmma_wait<1>();
-            release(empty + 8 * previous, i ? lane : ~0u);
+            release(empty + 8 * previous, i ? to : NOBODY);
             previous = here;
           });
           if (ASIDE < LAST) wgmma_commit();
         }
         if (PINGPONG && begin + span >= p.iters) turn_give(2 - warpgroup);
         wgmma_wait<0>();
-        release(empty + 8 * previous, lane);
+        release(empty + 8 * previous, to);
 #pragma unroll
         for (int m = 0; m < MW; ++m) pin(acc[m]);
 #if LEAVES
@@ -242,5 +244,4 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
       for (int m = 0; m < MW; ++m) store_block(e, acc[m], row + 64 * m, p.col, item, threadIdx.x);
     }
   }
-  if (CLUSTER > 1) cluster_sync();  // no block leaves while others still write to its barriers
 }

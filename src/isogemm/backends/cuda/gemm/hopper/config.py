@@ -11,6 +11,8 @@ from .....problem.product import Product, Strides
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
+NEIGHBOURS = 8  # tiles that are walked side by side, where there are more
+HELD = 24 * 2**20  # bytes of an operand that stay in L2 while the other goes by
 TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( e)?")
 
 
@@ -154,10 +156,10 @@ class Geometry:
     @property
     def x_rows(self) -> int:
         """Rows of X that are loaded: fewer than the tile's where X has no more."""
-        rows, least = self.config.rows, 8 * self.config.cn
-        if self.x.across or self.config.rows > 64:
+        rows = self.config.rows
+        if self.x.across or rows > 64:
             return rows
-        return min(rows, max(least, 1 << (self.x.size - 1).bit_length()))
+        return min(rows, max(8, 1 << (self.x.size - 1).bit_length()))
 
     @property
     def y_rows(self) -> int:
@@ -263,8 +265,6 @@ def fits(p: Product, c: HopperConfig) -> bool:
         return False
     if c.occupancy > 1 and c.warpgroups > 1:
         return False
-    if (g.x_rows // c.cn) % 8 or (not g.y.across and c.cols % (8 * c.cm)):
-        return False
     if math.prod(g.tiles()) * p.batch >= 2**30:  # the kernel counts them in 32 bits
         return False
     return leaf_of(p) % c.depth == 0 and c.occupancy * (g.shared(p) + 1024) <= SHARED + 1024
@@ -274,6 +274,21 @@ def resident(c: HopperConfig, multiprocessors: int) -> int:
     """Clusters that run at once: multiprocessors come in groups of at most 18, and a cluster stays inside of one."""
     room = multiprocessors if c.cluster <= 2 else multiprocessors // 11 * 10
     return room * c.occupancy // c.cluster
+
+
+def group_of(p: Product, g: Geometry) -> int:
+    """Tiles along X that are walked together, Y slowest; with 1 all of Y is walked for each of X.
+
+    Blocks that follow one another lie side by side. They are to share what memory gives: where there are a few tiles of
+    tokens, all of them are walked before the weights go on. Else all of X is where it fits beside the rest in L2, so
+    that Y is read once, or eight tiles of it.
+    """
+    c, (along_x, along_y) = g.config, g.tiles()
+    if c.group:
+        return min(c.group, along_x)
+    if along_y <= NEIGHBOURS and along_y < along_x:
+        return 1
+    return min(max(NEIGHBOURS // c.cm, HELD // (2 * p.k * c.rows * c.cm)), along_x)
 
 
 def late(c: HopperConfig, blocks: int, multiprocessors: int) -> bool:

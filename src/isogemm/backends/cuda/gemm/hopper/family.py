@@ -33,6 +33,7 @@ from .config import (
     HopperConfig,
     HopperSide,
     geometry,
+    group_of,
     has_totals,
     late,
     leaf_of,
@@ -143,11 +144,18 @@ def _scalars(p: Product, g: Geometry, late: bool) -> list[tuple[str, object]]:
     of_c = (strides.col, strides.row) if c.swapped else (strides.row, strides.col)
     tiles = g.tiles()
     longs = (g.out_step, p.out.batch, *of_c, strides.batch, p.bias_stride)
-    # All of X where it fits beside the rest in L2: Y is then read once.
-    rows = 24 * 2**20 // (2 * p.k * c.rows * c.cm)
-    group = min(c.group or max(8 // c.cm, rows), tiles[0])
     shared = int(g.x.batch > 0), int(g.y.batch > 0)
-    ints = (g.x.size, g.y.size, -(-p.k // c.depth), leaf_of(p) // c.depth, *tiles, p.batch, group, *shared, int(late))
+    ints = (
+        g.x.size,
+        g.y.size,
+        -(-p.k // c.depth),
+        leaf_of(p) // c.depth,
+        *tiles,
+        p.batch,
+        group_of(p, g),
+        *shared,
+        int(late),
+    )
     return [*(("i64", v) for v in longs), *(("i32", v) for v in ints), ("f32", p.alpha), ("f32", p.beta)]
 
 

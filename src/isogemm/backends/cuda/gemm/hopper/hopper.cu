@@ -90,14 +90,18 @@ DEVICE void carry(float (&sum)[MW][NACC], int quad, float4* near, float4* far) {
 }
 #endif
 
-// A warp has left a buffer: tell every block that writes into it.
-DEVICE void release(u32 empty, u32 lane) {
-  if (CLUSTER == 1) {
-    if (lane == 0) barrier_arrive(empty);
-  } else if (lane < CLUSTER) {
-    const u32 rank = cluster_rank();
-    if (lane % CM == rank % CM || lane / CM == rank / CM) barrier_arrive_at(empty, lane);
-  }
+// The block of the cluster that this thread tells what its warpgroup has left: there is one thread for each block that writes
+// into it, in warp after warp.
+constexpr u32 NOBODY = ~0u;
+DEVICE u32 told() {
+  const u32 to = threadIdx.x % 32 * 4 + threadIdx.x / 32 % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
+  return to < CLUSTER && (to % CM == rank % CM || to / CM == rank / CM) ? to : NOBODY;
+}
+// A warpgroup has left a buffer. An instruction is all four warps', and what one of them has waited for is complete for all.
+DEVICE void release(u32 empty, u32 to) {
+  if (to == NOBODY) return;
+  if (CLUSTER == 1) barrier_arrive(empty);
+  else barrier_arrive_at(empty, to);
 }
 
 #if LEAF
@@ -169,14 +173,14 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
   extern __shared__ u8 memory[];
   __shared__ alignas(8) u64 barriers[2 * STAGES];
   const u32 ring = (shared(memory) + 1023) & ~1023u, full = shared(barriers), empty = full + 8 * STAGES;
-  const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warpgroup = warp >> 2;
+  const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), warpgroup = warp >> 2;
   const Grid grid{tiles_x, tiles_y, items, group};
   const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
 
   if (threadIdx.x == 0) {
     for (int s = 0; s < STAGES; ++s) {
       barrier_init(full + 8 * s, 1);
-      barrier_init(empty + 8 * s, 4 * (PINGPONG ? 1 : WARPGROUPS) * (CM + CN - 1));
+      barrier_init(empty + 8 * s, (PINGPONG ? 1 : WARPGROUPS) * (CM + CN - 1));
     }
     barrier_init_fence();
   }
@@ -205,6 +209,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
       }
       if (late) barrier_wait(empty + 8 * (stage ? stage - 1 : STAGES - 1), stage ? parity ^ 1 : parity);
       release_successor();
+      if (CLUSTER > 1) drain(empty, STAGES, stage, parity);
     }
   } else {  // consumers
     if (WARPGROUPS > 1) more_registers<CONSUMER_REGISTERS>();
@@ -213,6 +218,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_step, rows, cols, alpha, beta};
     const int block = PINGPONG ? 0 : warpgroup * MW, span = LEAF ? leaf : iters;
     const int step = cluster_count() * (PINGPONG ? 2 : 1);
+    const u32 to = told();
     const u64 first_x = descriptor<X_MN>(ring + block * 8192), first_y = descriptor<Y_MN>(ring + KS * X_BYTES);
     u32 count = PINGPONG ? warpgroup * iters : 0;
     float acc[MW][NACC];
@@ -238,6 +244,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
         for (int m = 0; m < MW; ++m) held[m] = bias_of(e, row + 64 * m, tile.col, threadIdx.x);
       }
 #if LEAF || ACCUMULATE
+      const u32 lane = threadIdx.x & 31;
       const int thread_row = row + 16 * (warp & 3) + (lane >> 2), thread_col = tile.col + 2 * (lane & 3);
 #endif
 #if LEAF
@@ -266,7 +273,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
           filled = barrier_passed(full + 8 * stage, parity);
           wgmma_commit();
           wgmma_wait<1>();
-          release(empty + 8 * previous, held ? lane : ~0u);
+          release(empty + 8 * previous, held ? to : NOBODY);
           previous = here;
         });
         if (ASIDE < LAST) wgmma_commit();
@@ -274,7 +281,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
       const auto finish = [&](bool last) {
         if (PINGPONG && last) turn_give(2 - warpgroup);
         wgmma_wait<0>();
-        release(empty + 8 * previous, lane);
+        release(empty + 8 * previous, to);
       };
 #if QUADS
       // Of four leaves each is issued while the one before is under way, and two meet behind the third one's products.
@@ -327,5 +334,4 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
 #endif
     }
   }
-  if (CLUSTER > 1) cluster_sync();  // no block leaves while others still write to its barriers
 }

@@ -17,7 +17,7 @@ from dataclasses import replace
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Product
 from ..model import H200, Gpu, Tiling, microseconds, together
-from .config import SHARED, Geometry, HopperConfig, fits, geometry, late, leaf_of, levels_of, resident, serves
+from .config import SHARED, Geometry, HopperConfig, fits, geometry, group_of, late, leaf_of, levels_of, resident, serves
 
 
 @functools.lru_cache(maxsize=4096)
@@ -73,9 +73,11 @@ def _between(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
 
 
 def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
-    """Clusters of a configuration's blocks: of a few small ones, or pairs of large ones."""
+    """Clusters of a configuration's blocks: of a few, or pairs of large ones. None where the next launch is to wait."""
     g = geometry(p, c)
-    few = c.rows <= 64 and not c.pingpong and g is not None and math.prod(g.tiles()) * p.batch <= FEW
+    assert g is not None
+    tiles = math.prod(g.tiles()) * p.batch
+    few = not c.pingpong and tiles <= FEW and not _crowded(g, tiles, H200)
     for cm, cn in ROWS if few else PAIRS if c.rows >= 128 else ():
         yield from _filled(p, replace(c, cm=cm, cn=cn), (c.depth,))
 
@@ -113,23 +115,23 @@ def _crowded(g: Geometry, tiles: int, gpu: Gpu) -> bool:
 
 
 # Cycles that a stage takes to be handed over, by one warpgroup and by several, and how many times as many in a cluster.
-STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 169.0, 300.0, 1.10, 1.66
+STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 136.0, 247.0, 1.656, 1.352
 # Bytes a cycle that a tile stores, cycles before it does, and those of a cluster's blocks that wait for one another.
-STORE, EPILOGUE, MEET = 3.82, 1280.0, 755.0
-START, COLUMN = 8.46, 0.784  # cycles of an instruction, and of each of its columns
+STORE, EPILOGUE, MEET = 9.18, 840.0, 1000.0
+START, COLUMN = 4.91, 0.6175  # cycles of an instruction, and of each of its columns
 # Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
-REFILL, SHARED_REFILL = 1990.0, 1.30
+REFILL, SHARED_REFILL = 1851.0, 1.10
 CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken back
-# Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it; and
-# more of one that goes to several multiprocessors of a cluster.
-LINE, REREAD, SHARED_LINE = 0.995, 0.431, 0.7
+# Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it, and
+# less where those are walked one after the other; more of one that goes to several multiprocessors of a cluster.
+LINE, REREAD, BESIDE, SHARED_LINE = 0.857, 0.494, -0.308, 0.371
 # Lines for one, where both operands lie across K and one has fewer than the 64 rows of a box: all tiles ask for the
 # same piece of it for each k.
 ACROSS = 1.7
 BIASED = 0.07  # cycles of a value whose bias is another in every column
 # Ties: tiles shared by all consumers where one wave is all there is, and weights not swapped. A long ring in a crowded
 # launch takes longer, and a tree in one walk two thirds of what leaves side by side do where the rest says as much.
-ALTERNATING, SWAPPED, LONG, TREE = 0.089, 0.016, 0.04, -0.33
+ALTERNATING, SWAPPED, LONG, TREE = 0.086, 0.016, 0.04, -0.33
 
 
 def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
@@ -141,7 +143,6 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     biased = p.dtype_bias is not None and not c.swapped
     x, y = g.x_rows / c.cn, g.y_rows / c.cm * (_lines_of_128(c.cols) if g.y.across else 1.0)
     across = ACROSS if g.x.across and g.y.across and min(p.m, p.n) < 64 else 1.0
-    larger, readers = (g.x_rows / c.cn, g.tiles()[1]) if g.x.size >= g.y.size else (g.y_rows / c.cm, g.tiles()[0])
     shared = x * (c.cn > 1) + y * (c.cm > 1)
     stages, long = float(c.stages), False
     if _crowded(g, tiles * c.cluster, gpu):  # a ring of RING bytes hides as much as a full one
@@ -152,7 +153,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     cut = Tiling(
         tiles=tiles * c.cluster,
         waves=waves,
-        lines=LINE * across * (x + y) + REREAD * larger * (readers > 1) + SHARED_LINE * shared,
+        lines=LINE * across * (x + y) + _again(p, g) + SHARED_LINE * shared,
         work=(START + COLUMN * c.cols) * -(-c.rows // 64) * 4,
         stage=_stage(c, stages) * 64 / c.depth,
         store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / CARRY)
@@ -163,6 +164,18 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     )
     ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped + LONG * long
     return microseconds(p, cut, gpu) * (1 + ties + TREE * (p.contract.order.kind == "tree"))
+
+
+def _again(p: Product, g: Geometry) -> float:
+    """Lines of the larger operand, which comes from memory, that a tile counts for more or less than others do."""
+    c, (along_x, along_y), group = g.config, g.tiles(), group_of(p, g)
+    x_larger = g.x.size >= g.y.size
+    larger, readers = (g.x_rows / c.cn, along_y) if x_larger else (g.y_rows / c.cm, along_x)
+    if readers == 1:
+        return 0.0
+    if c.cluster > 1 or (group > 1 if x_larger else group < along_x):
+        return REREAD * larger
+    return BESIDE * larger if x_larger else 0.0
 
 
 def _stage(c: HopperConfig, stages: float) -> float:

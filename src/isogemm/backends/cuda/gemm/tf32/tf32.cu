@@ -56,6 +56,8 @@ DEVICE void produce(const Map* map_a, const Map* map_b, u32 ring, u32 full, u32 
       if (++stage == STAGES) stage = 0, parity ^= 1;
     }
   }
+  release_successor();
+  if (CLUSTER > 1) drain(empty, STAGES, stage, parity);
 }
 
 // A buffer is free once the consumers of every block that its producer writes to have left it.
@@ -173,12 +175,10 @@ tf32(const __grid_constant__ Map map_a, const __grid_constant__ Map map_b, void*
       map_prefetch(&map_a), map_prefetch(&map_b);
       wait_for_predecessor();
       produce(&map_a, &map_b, ring, full, empty, tiles, count, blocks, chunks, items_a, items_b);
-      release_successor();
     }
   } else {
     more_registers<232>();
     const Epilogue e{out, c, bias, out_r, out_c, 0, c_r, c_c, 0, bias_stride, alpha, beta};
     consume(e, out_batch, c_batch, ring, full, empty, tiles, count, blocks, leaf, m, n, warp, lane);
   }
-  if (CLUSTER > 1) cluster_sync();  // no block leaves while the other still writes to it or arrives at its barriers
 }

@@ -180,7 +180,7 @@ unaligned(const __grid_constant__ Map map_x, const u8* w, u8* out, const void* c
       }
     }
     release_successor();
-    if (CLUSTER > 1) cluster_sync();
+    if (CLUSTER > 1) drain(empty, stages, stage, parity);
     return;
   }
 
@@ -256,5 +256,4 @@ unaligned(const __grid_constant__ Map map_x, const u8* w, u8* out, const void* c
     release(empty + 8 * previous, lane);
     if (row0 < size) store_block(e, acc, first_row, tile.col, tile.item, threadIdx.x & 127);
   }
-  if (CLUSTER > 1) cluster_sync();  // no block leaves while others still write to its barriers
 }

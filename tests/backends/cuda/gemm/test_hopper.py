@@ -11,6 +11,7 @@ import pytest
 
 from isogemm.backends.cuda.gemm.hopper.config import SHARED, HopperConfig, geometry, group_of, late, resident
 from isogemm.backends.cuda.gemm.hopper.family import Hopper, source
+from isogemm.backends.cuda.gemm.hopper.model import ranked
 from isogemm.contract.spec import Contract
 from isogemm.problem.product import Addresses, Product, Strides
 
@@ -152,6 +153,30 @@ def test_few_tiles_are_offered_short_ones_and_clusters_in_a_row():
     listed = [HopperConfig.parse(text) for text in HOPPER.configs(_narrow(2000, 8192, 8192, Strides(1, 8192)))]
     assert min(c.rows for c in listed) >= 64
     assert all(c.cluster <= 2 for c in listed)
+
+
+def test_tiles_of_128_rows_and_more_are_offered_clusters_in_a_row_where_there_are_few():
+    """As cuBLASLt has them: tiles of weights that share 72 or 96 tokens; not where tiles fill more waves."""
+    found = {str(c) for c in ranked(_narrow(276, 8192, 8000, Strides(1, 8000)))}
+    found |= {str(c) for c in ranked(_narrow(275, 4288, 24896, Strides(1, 24896)))}
+    clusters = {c.rows for c in map(HopperConfig.parse, found) if c.cluster in (4, 8)}
+    assert clusters >= {128, 192}
+    many = ranked(_narrow(2000, 8192, 8192, Strides(1, 8192)))
+    assert all(c.cluster <= 2 for c in many)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "tile", "offered"),
+    [
+        (8, 3744, 4096, "w32x8", False),  # 117 blocks: the next launch waits, and there is little to share
+        (61, 832, 20672, "w32x16", True),  # 104 blocks, of more rows than 16
+        (12, 960, 20672, "w32x8", True),  # 60 blocks
+    ],
+)
+def test_few_rows_are_not_shared_where_the_next_launch_is_to_wait(m, n, k, tile, offered):
+    found = [c for c in ranked(_narrow(m, n, k, Strides(1, k))) if str(c).startswith(f"{tile}x")]
+    assert found
+    assert any(c.cluster > 1 for c in found) == offered
 
 
 def test_leaves_need_whole_stages_and_room_for_their_totals():
@@ -397,8 +422,11 @@ def test_launches_that_wait_for_one_another_have_what_the_one_before_left(config
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("config", ["192x32x64 s8 c1x8 e", "w64x96x64 s11 c4x1", "64x24x128 s10 c1x8"])
-def test_blocks_of_a_cluster_leave_when_nobody_arrives_there_any_more(config):
+@pytest.mark.parametrize("contract", [CHAIN, LEAF], ids=str)
+@pytest.mark.parametrize(
+    "config", ["192x32x64 s8 c1x8 e", "w64x96x64 s7 c4x1", "64x24x128 s8 c1x8", "128x72x64 s5 c2x1 pp"]
+)
+def test_blocks_of_a_cluster_leave_when_nobody_arrives_there_any_more(config, contract):
     """A hundred launches in a row. Blocks that only met before they left were gone when arrivals came: the first of
     these configurations ended the program, each time.
     """
@@ -408,9 +436,9 @@ def test_blocks_of_a_cluster_leave_when_nobody_arrives_there_any_more(config):
     x, w = draw((179, 4608), "bfloat16", 1), draw((3584, 4608), "bfloat16", 2)
     outs = [torch.full((179, 3584), float("nan"), dtype=torch.bfloat16, device="cuda") for _ in range(2)]
     product = replace(
-        PLAIN, m=179, n=3584, k=4608, a=strides(x), b=strides(w.T), out=strides(outs[0]), align=16
+        PLAIN, m=179, n=3584, k=4608, a=strides(x), b=strides(w.T), out=strides(outs[0]), align=16, contract=contract
     )  # fmt: skip
-    for text, out, times in (("128x128x64 s7", outs[0], 1), (config, outs[1], 100)):
+    for text, out, times in (("128x128x64 s4", outs[0], 1), (config, outs[1], 100)):
         launch = HOPPER.bind(product, text, torch.cuda.current_device())
         for _ in range(times):
             launch(Addresses(x.data_ptr(), w.data_ptr(), out.data_ptr()), torch.cuda.current_stream().cuda_stream)

@@ -2,7 +2,7 @@
 
 What was seen beyond the model (H200, bf16, November 2026): weights that leave L2 first (``e``) give 1 to 5 % where they
 stream for more than 15 us. An H200 holds 66 clusters of two, 30 of four and 15 of eight: one more is a second wave.
-Constants are fitted to 164 products: docs/design/0011-cost-model.md.
+What the constants are fitted to is in docs/design/0011-cost-model.md.
 """
 
 from __future__ import annotations
@@ -73,11 +73,16 @@ def _between(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
 
 
 def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
-    """Clusters of a configuration's blocks: of a few, or pairs of large ones. None where the next launch is to wait."""
+    """Clusters of a configuration's blocks: of a few, or pairs of large ones.
+
+    None where there are too few rows to be worth sharing, and the next launch is to wait for a single block's.
+    """
     g = geometry(p, c)
     assert g is not None
     tiles = math.prod(g.tiles()) * p.batch
-    few = not c.pingpong and tiles <= FEW and not _crowded(g, tiles, H200)
+    if min(p.m, p.n) <= 16 and _crowded(g, tiles, H200):
+        return
+    few = not c.pingpong and tiles <= FEW
     for cm, cn in ROWS if few else PAIRS if c.rows >= 128 else ():
         yield from _filled(p, replace(c, cm=cm, cn=cn), (c.depth,))
 
@@ -116,8 +121,8 @@ def _crowded(g: Geometry, tiles: int, gpu: Gpu) -> bool:
 
 # Cycles that a stage takes to be handed over, by one warpgroup and by several, and how many times as many in a cluster.
 STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 136.0, 247.0, 1.656, 1.352
-# Bytes a cycle that a tile stores, cycles before it does, and those of a cluster's blocks that wait for one another.
-STORE, EPILOGUE, MEET = 9.18, 840.0, 1000.0
+# Bytes a cycle that a tile stores, cycles before it does, and those that a cluster takes more.
+STORE, EPILOGUE, CLUSTER = 9.18, 840.0, 1000.0
 START, COLUMN = 4.91, 0.6175  # cycles of an instruction, and of each of its columns
 # Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
 REFILL, SHARED_REFILL = 1851.0, 1.10
@@ -158,7 +163,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         stage=_stage(c, stages) * 64 / c.depth,
         store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / CARRY)
         + EPILOGUE
-        + MEET * (c.cluster > 1),
+        + CLUSTER * (c.cluster > 1),
         stores=1 if c.pingpong else waves,
         late=late(c, tiles * c.cluster, gpu.multiprocessors),
     )

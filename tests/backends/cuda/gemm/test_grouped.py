@@ -91,15 +91,24 @@ def test_what_is_not_served(wrong):
     assert not FAMILY.supports(wrong, "128x128x64 s6")
 
 
+@pytest.mark.parametrize(
+    "config", ["w128x64x64 s4", "128x64x64 s1", "128x64x96 s4", "128x64x64 s4 c2x1", "32x64x64 s4", "128x60x64 s4"]
+)
+def test_configurations_that_no_group_has(config):
+    """Weights in the other place, one stage, K in parts of a line, clusters, short tiles, columns in fours."""
+    assert FAMILY.supports(FORWARD, "128x64x64 s4")
+    assert not FAMILY.supports(FORWARD, config)
+
+
 class OnHost(Grouped):
     """The family, its kernels computed by the definition, or with a fault."""
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
 
-    def bind(self, case: GroupedCase, config: str, device: int, clusters: int = 2**30) -> Any:
+    def bind(self, case: GroupedCase, config: str, device: int, blocks: int = 2**30) -> Any:
         def launch(stream: int, x: int, y: int, counts: int, out: int, bias: int) -> None:
-            compute(case, x, y, counts, out, bias, self.fault if clusters < 2**30 or self.fault != "few" else "")
+            compute(case, x, y, counts, out, bias, self.fault if blocks < 2**30 or self.fault != "few" else "")
 
         return launch
 

@@ -43,8 +43,8 @@ class GroupedCase:
         return self.rows / self.groups
 
     def tiles(self, c: HopperConfig) -> tuple[int, int, int]:
-        """Tiles of clusters along X and, where groups have equally many, along Y; and in all, at most."""
-        x, y = -(-self.x.size // (c.rows * c.cm)), -(-self.y.size // (c.cols * c.cn))
+        """Tiles along X and, where groups have equally many, along Y; and in all, at most."""
+        x, y = -(-self.x.size // c.rows), -(-self.y.size // c.cols)
         if self.outer:
             return x, y, x * y * self.groups
-        return x, 0, x * (self.rows // (c.cols * c.cn) + min(self.groups, self.rows) + 1)
+        return x, 0, x * (self.rows // c.cols + min(self.groups, self.rows) + 1)

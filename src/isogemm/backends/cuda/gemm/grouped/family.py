@@ -71,8 +71,8 @@ class Grouped:
         """See `isogemm.backends.cuda.gemm.grouped.trial`."""
         return try_grouped(bench, self, case, config)
 
-    def bind(self, case: GroupedCase, config: str, device: int, clusters: int = LARGEST) -> Bound:
-        """``launch(stream, x, y, counts, out, bias)`` with addresses; `clusters`, the most, is for trials."""
+    def bind(self, case: GroupedCase, config: str, device: int, blocks: int = LARGEST) -> Bound:
+        """``launch(stream, x, y, counts, out, bias)`` with addresses; `blocks`, the most, is for trials."""
         c, (tiles_x, tiles_y, tiles) = _parsed(config), case.tiles(_parsed(config))
         kernel = function_of(
             "gemm/grouped/grouped.cu", "grouped", device, _defines(case, c),
@@ -83,16 +83,16 @@ class Grouped:
         leaf = case.contract.order.size // c.depth
         iters = -(-case.depth // c.depth)
         sizes = case.x.size, case.y.size, case.rows, case.groups, iters, leaf, tiles_x, tiles_y, case.lengths
-        count = min(clusters, tiles, resident(c, facts.device(device).multiprocessors))
+        count = min(blocks, tiles, resident(c, facts.device(device).multiprocessors))
         bound = kernel.bind(
             [*["map"] * 4, *["ptr"] * 3, *longs(*steps), *ints(*sizes)],
-            grid=(count * c.cluster,), block=(c.threads,), cluster=(c.cluster,), pdl=True, shared=_shared(case, c),
+            grid=(count,), block=(c.threads,), pdl=True, shared=_shared(case, c),
         )  # fmt: skip
         depth, items = case.depth or case.rows, 1 if case.outer else case.groups
-        sides = (case.x, items, c.rows, c.cn), (case.y, 1, c.cols, c.cm)
+        sides = (case.x, items, c.rows), (case.y, 1, c.cols)
         # Of a stage's rows of K and, where those are a group's, of sixteen.
-        whole = [_encoder(case.dtype, side, depth, n, rows, split) for side, n, rows, split in sides]
-        few = [_encoder(case.dtype, side, depth, n, rows, 4) for side, n, rows, _ in sides] if case.outer else whole
+        whole = [_encoder(case.dtype, side, depth, n, rows, 64) for side, n, rows in sides]
+        few = [_encoder(case.dtype, side, depth, n, rows, 16) for side, n, rows in sides] if case.outer else whole
         (map_x, map_y), (few_x, few_y) = whole, few
 
         def launch(stream: int, x: int, y: int, counts: int, out: int, bias: int) -> None:
@@ -104,7 +104,7 @@ class Grouped:
 def _beyond(case: GroupedCase, config: str) -> float:
     """Elements of an outer product's tiles to those of its matrices."""
     c, (x, y, _) = _parsed(config), case.tiles(_parsed(config))
-    return x * c.rows * c.cm * y * c.cols * c.cn / (case.x.size * case.y.size)
+    return x * c.rows * y * c.cols / (case.x.size * case.y.size)
 
 
 def _parsed(config: str) -> HopperConfig:
@@ -136,7 +136,7 @@ def _readable(side: HopperSide, k: int) -> bool:
 
 
 def _fits(case: GroupedCase, c: HopperConfig) -> bool:
-    if c.swapped or c.stages < 2 or c.depth % 64 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4}:
+    if c.swapped or c.stages < 2 or c.depth % 64 or c.cluster > 1:
         return False
     if c.rows not in ((64, 128) if c.pingpong else (64, 128, 192, 256)) or c.cols % 8 or not 8 <= c.cols <= 256:
         return False
@@ -165,7 +165,7 @@ def _defines(case: GroupedCase, c: HopperConfig) -> dict[str, Any]:
     size = ITEMSIZE[case.dtype_out]
     return {
         "BN": c.cols, "KS": c.depth // 64, "STAGES": c.stages, "WARPGROUPS": c.warpgroups, "MW": c.blocks,
-        "PINGPONG": c.pingpong, "CM": c.cm, "CN": c.cn, "X_MN": case.x.across, "Y_MN": case.y.across,
+        "PINGPONG": c.pingpong, "CM": 1, "CN": 1, "X_MN": case.x.across, "Y_MN": case.y.across,
         "TILE_ROWS": c.rows, "X_ROWS": c.rows, "COLUMNS": case.columns,
         "LEAF": 0, "TOTALS": 0, "ACCUMULATE": case.accumulate,
         "EPILOGUE": case.dtype_bias is not None, "C_KIND": 0 if case.accumulate else -1,
@@ -177,9 +177,9 @@ def _defines(case: GroupedCase, c: HopperConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _encoder(dtype: str, side: HopperSide, depth: int, items: int, rows: int, split: int) -> Encoder:
-    """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous."""
+def _encoder(dtype: str, side: HopperSide, depth: int, items: int, rows: int, of_k: int) -> Encoder:
+    """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous, `of_k` at a time."""
     lines, inner = (depth, side.size) if side.across else (side.size, depth)
-    box = (1, 64 // split, 64) if side.across else (1, rows // split, 64)
+    box = (1, of_k, 64) if side.across else (1, rows, 64)
     strides = (side.batch or side.step * lines, side.step, 1)
     return encoder(dtype, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128)

@@ -42,7 +42,7 @@ struct Walk {
   int *begin, *first;  // tables of groups + 2
   int groups, rows, iters, tiles_x, tiles_y, group;
 
-  __device__ __forceinline__ int tall(int n) const { return OUTER ? tiles_y : (n + BN * CN - 1) / (BN * CN); }
+  __device__ __forceinline__ int tall(int n) const { return OUTER ? tiles_y : (n + BN - 1) / BN; }
   __device__ __forceinline__ void lay_out(const void* counts, int kind, u32 lane) {
     int row = 0, tile = 0;
     for (int g = 0; g <= groups; g += 32) {
@@ -62,9 +62,8 @@ struct Walk {
     while (t >= first[group + 1]) ++group;
     const int start = begin[group], end = begin[group + 1], high = tall(end - start);
     const int r = t - first[group], x = r / high, y = r - x * high;
-    const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
     const int walked = OUTER ? (end - start + KS * KE - 1) / (KS * KE) : group < groups ? iters : 0;
-    return {group, (x * CM + (int)rank % CM) * BM, (y * CN + (int)rank / CM) * BN + (OUTER ? 0 : start), start, end, walked};
+    return {group, x * BM, y * BN + (OUTER ? 0 : start), start, end, walked};
   }
 };
 
@@ -108,29 +107,24 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
     for (int s = 0; s < STAGES; ++s) {
       barrier_init(full + 8 * s, 1);
       if (OUTER) barrier_init(landed + 8 * s, 1);
-      barrier_init(empty + 8 * s, (PINGPONG ? 1 : WARPGROUPS) * (CM + CN - 1));
+      barrier_init(empty + 8 * s, PINGPONG ? 1 : WARPGROUPS);
     }
     barrier_init_fence();
   }
   wait_for_predecessor();
   if (warp == 0) walk.lay_out(counts, kind, lane);
   __syncthreads();
-  if (CLUSTER > 1) cluster_sync();
   const int tiles = walk.count();
 
   if (warpgroup == WARPGROUPS) {  // the producer
     if (WARPGROUPS > 1) fewer_registers<PRODUCER_REGISTERS>();
     if (warp == 4 * WARPGROUPS && elected()) {
-      const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
-      u16 mask_x = 0, mask_y = 0;
-      for (int i = 0; i < CN; ++i) mask_x |= 1 << (rank % CM + CM * i);
-      for (int i = 0; i < CM; ++i) mask_y |= 1 << (rank / CM * CM + i);
       u32 stage = 0, parity = 1;
       for (int t = cluster_id(); t < tiles; t += cluster_count()) {
         const Piece p = walk.at(t);
         for (int i = 0; i < p.iters; ++i) {
           const int rest = i == p.iters - 1 ? p.rest() : 0, k = (OUTER ? p.begin : 0) + i * KS * KE;
-          const int sixteens = rest && CLUSTER == 1 ? (rest + 15) / 16 : 4;
+          const int sixteens = rest ? (rest + 15) / 16 : 4;
           const u32 bar = (rest ? landed : full) + 8 * stage, at = ring + stage * STAGE_BYTES;
           barrier_wait(empty + 8 * stage, parity);
           barrier_expect(bar, STAGE_BYTES / 4 * sixteens);
@@ -138,14 +132,13 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
             load_sixteens<X_BYTES / 8192>(&sixteens_x, at, bar, p.row, k, sixteens, POLICY[X_POLICY]);
             load_sixteens<Y_BYTES / 8192>(&sixteens_y, at + X_BYTES, bar, p.col, k, sixteens, POLICY[Y_POLICY]);
           } else {
-            load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, p.row, k, OUTER ? 0 : p.group, rank / CM, mask_x, POLICY[X_POLICY]);
-            load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, p.col, k, 0, rank % CM, mask_y, POLICY[Y_POLICY]);
+            load_operand<X_MN, X_ROWS, 1>(&map_x, at, bar, p.row, k, OUTER ? 0 : p.group, 0, 0, POLICY[X_POLICY]);
+            load_operand<Y_MN, BN, 1>(&map_y, at + KS * X_BYTES, bar, p.col, k, 0, 0, 0, POLICY[Y_POLICY]);
           }
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }
       release_successor();
-      if (CLUSTER > 1) drain(empty, STAGES, stage, parity);
     } else if (OUTER && warp == 4 * WARPGROUPS + 1) {  // here, where no store of a result is waited for by the fence
       u32 walked = 0, parities = 0;
       for (int t = cluster_id(); t < tiles; t += cluster_count()) {

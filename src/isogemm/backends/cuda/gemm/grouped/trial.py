@@ -32,8 +32,8 @@ BEHIND, DEPTH, LEAF, FEW = 9, 552, 256, 3
 class TriedGroups(Family[GroupedCase, Bound], Protocol):
     """A family, as its trial needs it."""
 
-    def bind(self, case: GroupedCase, config: str, device: int, clusters: int = ...) -> Bound:
-        """The launch of so many clusters at most."""
+    def bind(self, case: GroupedCase, config: str, device: int, blocks: int = ...) -> Bound:
+        """The launch of so many blocks at most."""
         ...
 
 
@@ -57,10 +57,10 @@ def try_grouped(bench: Bench, family: TriedGroups, case: GroupedCase, config: st
     if not family.supports(each.case, config) or family.code(each.case, config) != family.code(case, config):
         return "no operands of a trial have this code"
     want = _wanted(each)
-    for clusters in (FEW, 2**30):
-        found = _differs(bench, family, each, config, clusters, want)
+    for blocks in (FEW, 2**30):
+        found = _differs(bench, family, each, config, blocks, want)
         if found:
-            return f"groups of {list(each.counts)}, {clusters} clusters: {found}"
+            return f"groups of {list(each.counts)}, {blocks} blocks: {found}"
     return ""
 
 
@@ -129,7 +129,7 @@ def _wanted(each: Drawn) -> Array:
     return np.tile(np.concatenate(found), (1, TIMES))
 
 
-def _differs(bench: Bench, family: TriedGroups, each: Drawn, config: str, clusters: int, want: Array) -> str:
+def _differs(bench: Bench, family: TriedGroups, each: Drawn, config: str, blocks: int, want: Array) -> str:
     case, kind = each.case, np.int64 if each.case.lengths == 1 else np.int32
     x = np.tile(each.x, (1, TIMES)) if case.outer else np.tile(each.x, (1, TIMES, 1))
     y = np.tile(each.y, (1, TIMES)) if case.outer else each.y
@@ -147,6 +147,6 @@ def _differs(bench: Bench, family: TriedGroups, each: Drawn, config: str, cluste
     out = bench.output(
         want.shape, want.itemsize, strides=(case.out_batch, *inner) if case.outer else inner, held=held
     )  # fmt: skip
-    launch = family.bind(case, config, bench.device, clusters)
+    launch = family.bind(case, config, bench.device, blocks)
     launch(bench.stream(), *(x.address if x else 0 for x in (at_x, at_y, lengths, out, bias)))
     return out.compare("out", want)

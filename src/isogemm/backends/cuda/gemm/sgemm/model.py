@@ -22,9 +22,9 @@ from .tiles import (
 # Cycles for one of K: of a block alone on its multiprocessor, which waits, and of each of several, which share what
 # bounds them.
 WALKS = {
-    "128x128 k8": (186, 126),
-    "64x128 k8": (167, 67.4),
-    "64x64 k16": (90.5, 40.7),
+    "128x128 k8": (205, 139),
+    "64x128 k8": (175, 70.8),
+    "64x64 k16": (94.1, 42.3),
     "2x16 k128 s5": (4.42, 0.93),
     "4x8 k128 s6": (7.75, 0.86),
     "8x8 k128 s5": (6.83, 1.3),

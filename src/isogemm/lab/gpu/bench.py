@@ -147,11 +147,9 @@ def rooflines() -> dict[str, Ceilings]:
 
 
 def _rough(clock: GraphClock, call: _Calls) -> float:
-    """One graph of a few calls, replayed once to warm up and once for the time."""
+    """The shorter of two replays of a few calls."""
     once = clock.elapsed(call, 0, 1)
-    once = min(once, clock.elapsed(call, 0, 1))
     calls = max(1, min(2 * call.period, 16, round(ROUGH_SECONDS / max(once, 1e-6))))
-    clock.elapsed(call, 0, calls)
     return min(clock.elapsed(call, 0, calls) for _ in range(2)) / calls
 
 

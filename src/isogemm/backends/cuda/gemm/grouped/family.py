@@ -166,7 +166,7 @@ def _defines(case: GroupedCase, c: HopperConfig) -> dict[str, Any]:
     return {
         "BN": c.cols, "KS": c.depth // 64, "STAGES": c.stages, "WARPGROUPS": c.warpgroups, "MW": c.blocks,
         "PINGPONG": c.pingpong, "CM": 1, "CN": 1, "X_MN": case.x.across, "Y_MN": case.y.across,
-        "TILE_ROWS": c.rows, "X_ROWS": c.rows, "COLUMNS": case.columns,
+        "TILE_ROWS": c.rows, "X_ROWS": c.rows, "X_WHOLE": False, "Y_WHOLE": False, "COLUMNS": case.columns,
         "LEAF": 0, "TOTALS": 0, "ACCUMULATE": case.accumulate,
         "EPILOGUE": case.dtype_bias is not None, "C_KIND": 0 if case.accumulate else -1,
         "BIAS_KIND": CODE[case.dtype_bias] if case.dtype_bias else -1, "BIAS_ROWS": 1, "OUT": CODE[case.dtype_out],

@@ -11,7 +11,7 @@ from .....problem.product import Product, Strides
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
-NEIGHBOURS = 8  # tiles that are walked side by side, where there are more
+NEIGHBOURS = 8  # tiles beside one another that are walked before others
 HELD = 24 * 2**20  # bytes of an operand that stay in L2 while the other goes by
 TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( e)?")
 
@@ -186,6 +186,17 @@ class Geometry:
         over = max(0, max(64, c.rows) - self.x_rows) * 128  # what the last instructions read beyond a short operand
         return 1024 + spilled + over
 
+    def chunks(self, k: int) -> tuple[int, int]:
+        """Times 64 of K that a copy of X and of Y brings: all that a block loads of a stage; 0: one at a time."""
+        c = self.config
+        return self._chunks(self.x, self.x_rows, c.cn, k), self._chunks(self.y, c.cols, c.cm, k)
+
+    def _chunks(self, side: HopperSide, rows: int, split: int, k: int) -> int:
+        each, rest = divmod(self.config.depth // 64, split)
+        # a box has 256 lines at most; a map of 64s of K has no axis left for items
+        fits = rows <= 64 and each <= 4 if side.across else k % 64 == 0 and side.batch == 0
+        return each if self.config.depth > 64 and not rest and fits else 0
+
     def tiles(self) -> tuple[int, int]:
         """Cluster tiles along X and Y."""
         c = self.config
@@ -279,14 +290,14 @@ def resident(c: HopperConfig, multiprocessors: int) -> int:
 def group_of(p: Product, g: Geometry) -> int:
     """Tiles along X that are walked together, Y slowest; with 1 all of Y is walked for each of X.
 
-    Blocks that follow one another lie side by side. They are to share what memory gives: where there are a few tiles of
-    tokens, all of them are walked before the weights go on. Else all of X is where it fits beside the rest in L2, so
-    that Y is read once, or eight tiles of it.
+    Blocks that follow one another lie side by side, and should read the same lines of the larger operand. Where that is
+    X and Y has few tiles, all of these are walked before X goes on; blocks of a cluster share lines anyway. Otherwise a
+    group is all of X where that stays in L2 beside the rest, so that Y is read once, and else eight tiles of it.
     """
     c, (along_x, along_y) = g.config, g.tiles()
     if c.group:
         return min(c.group, along_x)
-    if along_y <= NEIGHBOURS and along_y < along_x:
+    if c.cluster == 1 and along_y <= NEIGHBOURS and along_y < along_x and g.y.size <= g.x.size:
         return 1
     return min(max(NEIGHBOURS // c.cm, HELD // (2 * p.k * c.rows * c.cm)), along_x)
 

@@ -108,6 +108,8 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "X_MN": g.x.across,
         "Y_MN": g.y.across,
         "X_ROWS": g.x_rows,
+        "X_WHOLE": g.chunks(p.k)[0] > 0,
+        "Y_WHOLE": g.chunks(p.k)[1] > 0,
         "LEAF": has_totals(p),
         "TOTALS": c.totals * has_totals(p),
         "QUADS": quads_of(p),
@@ -127,12 +129,19 @@ def source(p: Product, g: Geometry) -> tuple[str, dict[str, object]]:
     return mma(OPERANDS[p.dtype_a], g.config.cols, x_across=g.x.across, y_across=g.y.across), _defines(p, g)
 
 
-def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int) -> Encoder:
-    """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous."""
+def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int, chunks: int = 0) -> Encoder:
+    """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous.
+
+    A box is one of `split` parts of 64 of K, or `chunks` times 64 of K: K, where it is contiguous, then is two axes:
+    64s of K, rows, 64 of K.
+    """
+    if chunks and not side.across:
+        sizes, strides, box = (p.k // 64, side.size, 64), (64, side.step, 1), (chunks, box_rows, 64)
+        return encoder(p.dtype_a, sizes=sizes, strides=strides, box=box, swizzle=128)
     lines = p.k if side.across else side.size
     inner = side.size if side.across else p.k
     items = p.batch if side.batch else 1
-    box = (1, 64 // split, 64) if side.across else (1, box_rows // split, 64)
+    box = (1, 64 * chunks or 64 // split, 64) if side.across else (1, box_rows // split, 64)
     strides = (side.batch or side.step * lines, side.step, 1)
     return encoder(p.dtype_a, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128)
 
@@ -175,7 +184,8 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
         cluster=(c.cluster,),
         pdl=True,
     )
-    map_x, map_y = encoder_of(p, g.x, g.x_rows, c.cn), encoder_of(p, g.y, c.cols, c.cm)
+    in_x, in_y = g.chunks(p.k)
+    map_x, map_y = encoder_of(p, g.x, g.x_rows, c.cn, in_x), encoder_of(p, g.y, c.cols, c.cm, in_y)
 
     if waiting:
 

@@ -11,6 +11,7 @@
 //            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
 //            one's epilogue hides behind the other's products; else they share a tile of BM rows.
 // Short      a tile of 16 or 32 rows is one block of 64 whose other rows are nobody's: neither loaded nor stored.
+// Copies     of 64 of K each or, where X_WHOLE or Y_WHOLE, of all that a block loads of a stage.
 // Clusters   CM x CN blocks take neighbouring tiles. Blocks in a row of it share X and each loads 1 / CN of it for all of them;
 //            blocks in a column share Y. A buffer is free once the consumers of every block that shares either have left it.
 // Successor  blocks of the next launch may come when the last stage has been asked for or, `late`, when it has been used.
@@ -90,14 +91,14 @@ DEVICE void carry(float (&sum)[MW][NACC], int quad, float4* near, float4* far) {
 }
 #endif
 
-// The block of the cluster that this thread tells what its warpgroup has left: there is one thread for each block that writes
-// into it, in warp after warp.
+// The block of the cluster that this thread tells which buffers its warpgroup has left. Every block that writes into ours is told
+// by one thread, in the warps by turns.
 constexpr u32 NOBODY = ~0u;
 DEVICE u32 told() {
   const u32 to = threadIdx.x % 32 * 4 + threadIdx.x / 32 % 4, rank = CLUSTER > 1 ? cluster_rank() : 0;
   return to < CLUSTER && (to % CM == rank % CM || to / CM == rank / CM) ? to : NOBODY;
 }
-// A warpgroup has left a buffer. An instruction is all four warps', and what one of them has waited for is complete for all.
+// Tell that block of a buffer. An instruction is all four warps', so what one of them has waited for is complete for all.
 DEVICE void release(u32 empty, u32 to) {
   if (to == NOBODY) return;
   if (CLUSTER == 1) barrier_arrive(empty);
@@ -202,8 +203,8 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
           const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
           barrier_wait(empty + 8 * stage, parity);
           barrier_expect(bar, STAGE_BYTES);
-          load_operand<X_MN, X_ROWS, CN>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
-          load_operand<Y_MN, BN, CM>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
+          load_operand<X_MN, X_ROWS, CN, X_WHOLE>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
+          load_operand<Y_MN, BN, CM, Y_WHOLE>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
       }

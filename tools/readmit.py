@@ -2,8 +2,9 @@
 
     python -m tools.readmit                      # src/isogemm/planner/tables/h200.json, in place
     python -m tools.readmit TABLE --out FILE
+    python -m tools.readmit --time 300           # and time its rows anew, for so many seconds
 
-Nothing is timed: rows and microseconds stay as they are. What is refused is said and left out, and the status is
+Without ``--time`` rows and microseconds stay as they are. What is refused is said and left out, and the status is
 then 1. A run that was interrupted goes on from the verdicts that were recorded.
 """
 
@@ -17,7 +18,7 @@ from typing import Any
 
 from isogemm.planner import tables
 from isogemm.planner.tables import dump, load
-from isogemm.planner.tuning import readmit
+from isogemm.planner.tuning import pose_key, readmit, tune
 
 SHIPPED = Path(tables.__file__).parent / "tables" / "h200.json"
 SECONDS = 480.0  # for compiling and trying side by side; what is left is tried one by one
@@ -29,6 +30,7 @@ def main(words: list[str] | None = None, opened: Callable[[int], Any] | None = N
     parser.add_argument("table", nargs="?", type=Path, default=SHIPPED)
     parser.add_argument("--out", type=Path, help="another file to write")
     parser.add_argument("--device", type=int, default=0)
+    parser.add_argument("--time", type=float, default=0.0, help="seconds after which no further row is timed anew")
     given = parser.parse_args(words)
     chooser, bench, prepare = (opened or on_gpu)(given.device)
     table = load(given.table)
@@ -37,6 +39,13 @@ def main(words: list[str] | None = None, opened: Callable[[int], Any] | None = N
         print(f"{given.table.name} is a table of {table.stamp.get('device')}, and this is {own}", file=sys.stderr)
         return 2
     made, refused = readmit(table, chooser, bench, prepare=prepare)
+    if given.time > 0:
+        products = [pose_key(row.key, 2) for row in made.rows]
+        sweep = {row.key: sorted(row.us) for row in made.rows}
+        made, left = tune(
+            products, sweep, chooser, bench, name=made.name, table=made, prepare=prepare, budget=given.time, again=True
+        )
+        print(f"{len(products) - left} of {len(products)} rows timed anew")
     (given.out or given.table).write_text(dump(made), encoding="utf-8")
     kernels = sum(len(entry.configs) for entry in made.admitted)
     print(f"{kernels} kernels and {len(made.library)} ranges of a library admitted, {len(refused)} refused")

@@ -69,6 +69,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert main([str(path)], lambda device: (chooser(f, device="another"), None, None)) == 2
 
 
+def test_rows_are_timed_anew_where_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "t.json"
+    f, library = FakeFamily("f", offered=("good", "bad")), FakeFamily("library", offered=("algo",))
+
+    def said(microseconds: float, *words: str) -> tuple[list[Any], str]:
+        path.write_text(dump(tuned()))
+        bench = FakeBench(lambda name, m: microseconds)
+        assert main([str(path), *words], lambda device: (chooser(f, library), bench, lambda jobs: {})) == 0
+        return [set(row.us.values()) for row in load(path).rows], capsys.readouterr().out
+
+    before = [set(row.us.values()) for row in tuned().rows]
+    assert said(2.0)[0] == before
+    times, out = said(2.0, "--time", "60")
+    assert times == [{2.0 * us for us in row} for row in before]
+    assert f"{len(before)} of {len(before)} rows timed anew" in out
+    assert said(2.0, "--time", "1e-9")[0] == before  # no time for any: they stay
+
+
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
 def test_a_variant_s_text_gives_a_product_of_it(changes: dict[str, Any]) -> None:
     variant = variant_of(replace(LINEAR, **changes))

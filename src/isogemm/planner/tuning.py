@@ -164,6 +164,7 @@ def tune(
     save: Callable[[Table], None] = lambda table: None,
     progress: Progress = _silent,
     budget: float = float("inf"),
+    again: bool = False,
 ) -> tuple[Table, int]:
     """Time kernels for products and rows, and write a table as it grows.
 
@@ -176,7 +177,8 @@ def tune(
     chooser, bench
         The device.
     table : Table, optional
-        What to go on from. Rows of products already timed at every m by the same software are kept.
+        What to go on from. Rows of products already timed at every m by the same software are kept, or with `again`
+        kept until they are timed anew.
     prepare : callable, optional
         Compiles and tries kernels ahead, in other processes.
     save : callable
@@ -192,7 +194,7 @@ def tune(
     started, stamp = time.monotonic(), chooser.admissions.stamp
     ms = {key: sorted(sweep[key] if isinstance(sweep, Mapping) else sweep) for key in map(numeric_key, products)}
     table = _continued(table, name, stamp, chooser.arithmetic())
-    timed = {row.key for row in table.rows if set(ms.get(row.key, ())) <= set(row.us)}
+    timed = {row.key for row in table.rows if not again and set(ms.get(row.key, ())) <= set(row.us)}
     todo = [p for p in products if numeric_key(p) not in timed]
     offers: Offers = {}
     if todo and prepare is not None:

@@ -110,7 +110,29 @@ def test_a_graph_has_whole_turns_of_the_operands(period, calls) -> None:
             assert clock.elapsed(run, first, count) == pytest.approx(count * CALL * 1e-6)
             first += count
         for graph in device.graphs:
-            assert graph.calls == list(range(len(graph.calls)))
-            assert len(graph.calls) % period == 0
-            assert len(graph.calls) <= max(period, clocks.MOST_NODES)
-        assert len(device.graphs) == len({len(graph.calls) for graph in device.graphs})
+            begin, length = graph.calls[0], len(graph.calls)
+            assert graph.calls == list(range(begin, begin + length))
+            assert length <= max(period, clocks.MOST_NODES)
+            assert 0 <= begin < period > length or (begin == 0 and length % period == 0)
+        assert len(device.graphs) == len({(graph.calls[0], len(graph.calls)) for graph in device.graphs})
+
+
+def test_a_long_call_is_not_made_once_for_every_set_of_operands(device) -> None:
+    clock, run = clocks.GraphClock(), rotating(device, 64)
+    clock.elapsed(run, 7, 2)
+    assert [graph.calls for graph in device.graphs] == [[7, 8]]
+    assert device.now == pytest.approx(3 * CALL + 2 * UPLOAD + 2 * CALL)  # once outside, uploaded, and timed
+
+
+def test_what_a_first_call_does_is_not_captured(device) -> None:
+    made = []
+
+    def run(i: int) -> None:
+        if not made:
+            assert device.captured is None
+            made.append(i)
+        device.run(i)
+
+    clock = clocks.GraphClock()
+    assert clock.elapsed(run, 0, 300) == pytest.approx(300 * CALL * 1e-6)
+    assert device.graphs[0].replays == 1 + 300 // clocks.MOST_NODES

@@ -16,7 +16,7 @@ class GraphClock:
 
     Graphs leave out the host. They share one pool of memory for what their calls allocate, since nobody reads it. A
     ``run`` may have an attribute ``period``, the number of operand sets that it rotates through: a graph takes whole
-    turns, so that no weight is found in a cache by chance where one replay follows another.
+    turns, or begins where the last part of a turn ended, so that no weight is found in a cache by chance.
     """
 
     def __init__(self, device: int = 0) -> None:
@@ -26,16 +26,18 @@ class GraphClock:
         self.device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: dict[tuple[Run, int], Any] = {}
-        self._called: set[Run] = set()
+        self._graphs: dict[tuple[Run, int, int], Any] = {}
+        self._called: set[tuple[Run, int]] = set()
         self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
 
     def elapsed(self, run: Run, first: int, calls: int) -> float:
-        """Seconds of device time of whole replays of a graph of about so many calls, scaled to `calls`."""
+        """Seconds of device time; long runs are whole replays of a shorter graph, scaled to `calls`."""
         period = int(getattr(run, "period", 1))
-        unit = max(period, min(calls, MOST_NODES) // period * period)
-        replays = max(1, round(calls / unit))
-        graph = self._graph(run, unit)
+        start, unit = first % period, calls
+        if calls >= period:
+            start, unit = 0, max(period, min(calls, MOST_NODES) // period * period)
+        replays = calls // unit
+        graph = self._graph(run, start, unit)
         begin, end = self._events
         with self._cuda.device(self.device), self._cuda.stream(self._stream):
             begin.record()
@@ -57,27 +59,27 @@ class GraphClock:
         self._called.clear()
         self._pool = self._cuda.graph_pool_handle()  # the last graph took its pool along
 
-    def _graph(self, run: Run, calls: int) -> Any:
-        """A graph that has been replayed: the first time it is brought to the device, a microsecond for every call."""
-        found = self._graphs.get((run, calls))
+    def _graph(self, run: Run, first: int, calls: int) -> Any:
+        """A graph that has been replayed: its first replay uploads it, a microsecond for each call."""
+        found = self._graphs.get((run, first, calls))
         if found is not None:
             return found
         graph = self._cuda.CUDAGraph()
         with self._cuda.device(self.device), self._cuda.stream(self._stream):
-            if run not in self._called:
-                run(0)  # whatever a first call does must not be captured
-                self._called.add(run)
+            if (run, first) not in self._called:
+                run(first)  # whatever a first call does must not be captured
+                self._called.add((run, first))
             self._cuda.synchronize(self.device)
             self._give_back()
             with uncollected():
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 try:
-                    for i in range(calls):
+                    for i in range(first, first + calls):
                         run(i)
                 finally:
                     graph.capture_end()
             graph.replay()
-        self._graphs[run, calls] = graph
+        self._graphs[run, first, calls] = graph
         return graph
 
     def _give_back(self) -> None:

@@ -4,8 +4,8 @@
 constexpr int KE = 64;  // elements of K in 128 bytes
 
 // One operand's share of a stage. `k` counts elements of K; SPLIT blocks of the cluster load one part each, `part` is ours:
-// some lines of each 64 of K, a copy for each; or where it is WHOLE some 64s of K of all lines, in one copy. (A producer shares
-// its scheduler with a warp that multiplies: what it issues delays that.)
+// some lines of every chunk of 64 of K, a copy for each chunk; or where it is WHOLE some chunks of all lines, in one copy, and
+// then no map along K has items. (A producer shares its scheduler with a warp that multiplies: what it issues delays that.)
 template <bool MN, int ROWS, int SPLIT, bool WHOLE = false>
 DEVICE void load_operand(const Map* map, u32 to, u32 bar, int row, int k, int z, u32 part, u16 mask, u64 policy) {
   constexpr int BYTES = (MN ? (ROWS + 63) / 64 * 64 : ROWS) * 128, SHARE = WHOLE ? 0 : (MN ? 64 : ROWS) / SPLIT;

@@ -11,7 +11,7 @@ from .....problem.product import Product, Strides
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
-NEIGHBOURS = 8  # tiles beside one another that are walked before others
+NEIGHBOURS = 8  # tiles beside one another, where there are more
 HELD = 24 * 2**20  # bytes of an operand that stay in L2 while the other goes by
 TEXT = re.compile(r"(w?)(\d+)x(\d+)x(\d+) s(\d+)(?: c(\d)x(\d))?( pp)?(?: o(\d))?(?: g(\d+))?( e)?")
 
@@ -186,15 +186,16 @@ class Geometry:
         over = max(0, max(64, c.rows) - self.x_rows) * 128  # what the last instructions read beyond a short operand
         return 1024 + spilled + over
 
-    def chunks(self, k: int) -> tuple[int, int]:
-        """Times 64 of K that a copy of X and of Y brings: all that a block loads of a stage; 0: one at a time."""
+    def chunks(self, p: Product) -> tuple[int, int]:
+        """Chunks of 64 of K in a copy of X, and in one of Y: all that a block loads of a stage; 0: a copy for each."""
         c = self.config
-        return self._chunks(self.x, self.x_rows, c.cn, k), self._chunks(self.y, c.cols, c.cm, k)
+        return self._chunks(p, self.x, self.x_rows, c.cn), self._chunks(p, self.y, c.cols, c.cm)
 
-    def _chunks(self, side: HopperSide, rows: int, split: int, k: int) -> int:
+    def _chunks(self, p: Product, side: HopperSide, rows: int, split: int) -> int:
         each, rest = divmod(self.config.depth // 64, split)
-        # a box has 256 lines at most; a map of 64s of K has no axis left for items
-        fits = rows <= 64 and each <= 4 if side.across else k % 64 == 0 and side.batch == 0
+        # A box has up to 256 lines. Along K trials have whole chunks of one product alone, and of no leaves or start.
+        along = p.k % 64 == 0 and p.batch == 1 and not p.accumulate and p.contract.order.kind != "leaf"
+        fits = rows <= 64 and each <= 4 if side.across else along
         return each if self.config.depth > 64 and not rest and fits else 0
 
     def tiles(self) -> tuple[int, int]:

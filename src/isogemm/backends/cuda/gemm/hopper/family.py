@@ -108,8 +108,8 @@ def _defines(p: Product, g: Geometry) -> dict[str, object]:
         "X_MN": g.x.across,
         "Y_MN": g.y.across,
         "X_ROWS": g.x_rows,
-        "X_WHOLE": g.chunks(p.k)[0] > 0,
-        "Y_WHOLE": g.chunks(p.k)[1] > 0,
+        "X_WHOLE": g.chunks(p)[0] > 0,
+        "Y_WHOLE": g.chunks(p)[1] > 0,
         "LEAF": has_totals(p),
         "TOTALS": c.totals * has_totals(p),
         "QUADS": quads_of(p),
@@ -132,8 +132,8 @@ def source(p: Product, g: Geometry) -> tuple[str, dict[str, object]]:
 def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int, chunks: int = 0) -> Encoder:
     """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous.
 
-    A box is one of `split` parts of 64 of K, or `chunks` times 64 of K: K, where it is contiguous, then is two axes:
-    64s of K, rows, 64 of K.
+    A box is one of `split` parts of 64 of K, or so many chunks of 64 of K. For those K, where it is contiguous, is two
+    axes: chunks, rows, 64 of K. That lines lie further apart than chunks is no matter (driver 580).
     """
     if chunks and not side.across:
         sizes, strides, box = (p.k // 64, side.size, 64), (64, side.step, 1), (chunks, box_rows, 64)
@@ -184,7 +184,7 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
         cluster=(c.cluster,),
         pdl=True,
     )
-    in_x, in_y = g.chunks(p.k)
+    in_x, in_y = g.chunks(p)
     map_x, map_y = encoder_of(p, g.x, g.x_rows, c.cn, in_x), encoder_of(p, g.y, c.cols, c.cm, in_y)
 
     if waiting:

@@ -1,6 +1,7 @@
 // D[r, c] = sum over k of X[r, k] * Y[c, k]: a persistent, warp-specialised chain on wgmma, fed by the tensor copy engine.
 //
-// Operands   X and Y of bf16 or fp16, three-dimensional maps (row, k, item), K-major or, with X_MN and Y_MN, MN-major.
+// Operands   X and Y of bf16 or fp16, three-dimensional maps (row, k, item), K-major or, with X_MN and Y_MN, MN-major. Of a
+//            K-major operand whose copies bring whole stages (k in chunk, row, chunk of 64 of K).
 //            Which of A and B is X is the caller's affair; D lies with its columns contiguous, or its rows (COLUMNS 1), so
 //            weights or tokens can be the 64 rows of an instruction.
 // Order      every element walks K in ascending blocks of 16, one instruction each, in one float32 accumulator; with
@@ -11,7 +12,7 @@
 //            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
 //            one's epilogue hides behind the other's products; else they share a tile of BM rows.
 // Short      a tile of 16 or 32 rows is one block of 64 whose other rows are nobody's: neither loaded nor stored.
-// Copies     of 64 of K each or, where X_WHOLE or Y_WHOLE, of all that a block loads of a stage.
+// Copies     of one chunk of 64 of K or, where X_WHOLE or Y_WHOLE, of all that a block loads of a stage.
 // Clusters   CM x CN blocks take neighbouring tiles. Blocks in a row of it share X and each loads 1 / CN of it for all of them;
 //            blocks in a column share Y. A buffer is free once the consumers of every block that shares either have left it.
 // Successor  blocks of the next launch may come when the last stage has been asked for or, `late`, when it has been used.

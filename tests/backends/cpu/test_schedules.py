@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 from tests.products import product, values
 
 import isogemm
+from isogemm.backends.cpu.emit import descriptor as f
 from isogemm.backends.cpu.emit.target import target
+from isogemm.backends.cpu.gemm import quads, wide
 from isogemm.backends.cpu.gemm.gemv import MAX_ROWS as GEMV_LIMIT
 from isogemm.backends.cpu.gemm.schedule import Schedule
 from isogemm.backends.cpu.gemm.stream import MAX_ROWS as STREAM_LIMIT
+from isogemm.backends.cpu.gemm.tasks import task_for
 
 from .guards import MIXES, check_gemm
 
@@ -93,3 +96,19 @@ def test_the_planner_s_own_schedules(m: int, n: int, k: int, threads: int, mix: 
             check_gemm(a, b, dtype, want=want)
     finally:
         isogemm.set_num_threads(before)
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 6), st.integers(1, 3000), st.integers(1, 4000), st.integers(2, 5))
+def test_few_rows_are_cut_where_strips_end(m: int, n: int, k: int, threads: int) -> None:
+    """Columns that a chunk's last strip reaches back over are walked twice: a half more, where chunks had 32."""
+    a, w, out = np.empty((m, k), np.float32), np.empty((n, k), np.float32), np.empty((m, n), np.float32)
+    row = task_for(a, w.T, out, None, threads).rows[1]
+    if row[f.STRATEGY] != f.QUADS:
+        assert row[f.NR_PANEL] == CPU.nr
+        return
+    rows, columns, step = int(row[f.M]), int(row[f.N]), int(row[f.NR_PANEL])
+    strips = {quads.BLOCKS[rows], quads.FROM_MEMORY if rows == 1 and quads.GOES_ON else quads.BLOCKS[rows]}
+    widths = {2 * wide.LANES} if quads.WIDE else {blocks * quads.WIDTH for blocks in strips}
+    ends = {-(-columns // step) * j // row[f.GRID_N] * step for j in range(1, row[f.GRID_N])}
+    assert all(end % width == 0 for end in ends for width in widths)

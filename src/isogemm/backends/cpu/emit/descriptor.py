@@ -15,11 +15,11 @@ from __future__ import annotations
     ALPHA, BETA,
     PLAIN, START,
     STRATEGY, A_MODE, B_MODE, MC, NC, KC,
-    GRID_M, GRID_N, MR_PANEL,
+    GRID_M, GRID_N, MR_PANEL, NR_PANEL,
     PACK_A, PACK_B, TILE, FEW,
     SEEN, FROM_MEMORY,
-) = range(42)  # fmt: skip
-FIELDS = 42
+) = range(43)  # fmt: skip
+FIELDS = 43
 
 # Flags for PLAIN: the accumulator is the output itself (fp32, unit column stride, nothing to apply after the walk).
 # START: the walk starts from C instead of from zero.

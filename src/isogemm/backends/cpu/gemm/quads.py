@@ -10,6 +10,7 @@ the latter. x is fp32, contiguous in k. Contract: ``fma/chain``.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -87,6 +88,14 @@ def fits_in_cache(rows: int, line: int, element: int) -> bool:
 def _is_in_order(rows: int, element: int) -> bool:
     """Whether turns are taken in instructions."""
     return IN_ORDER and rows == 1 and element == FLOAT32
+
+
+def columns_at_once(rows: int, element: int) -> int:
+    """Of a strip, or of whole strips of two kinds. The last strip of others reaches back over columns that are done."""
+    if lanes(rows, element) > WIDTH:
+        return 2 * wide.LANES
+    blocks = {BLOCKS[rows], FROM_MEMORY} if GOES_ON and _is_in_order(rows, element) else {BLOCKS[rows]}
+    return math.lcm(*blocks) * WIDTH
 
 
 def lanes(rows: int, element: int) -> int:

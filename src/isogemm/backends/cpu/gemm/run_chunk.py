@@ -17,7 +17,6 @@ from ..emit.pointers import pointer_to_words
 from ..emit.scalars import peek64, poke64
 from ..pool import JOB, STEP_A, STEP_B, STEP_C, STEP_OUT, STEPS
 from .loops import product_block
-from .micro import NR
 from .skinny import few_rows
 
 ITEMS, ITEMS_PER_CHUNK = 0, 1
@@ -26,13 +25,13 @@ TAG_BYTES = 64 + 8 * 64  # of scratch: whose rows of A it holds, and a descripto
 
 @njit
 def run_block(d, job, item, gi, gj, scratch):
-    """Block (gi, gj) of one product's grid; cut at multiples of the register tile, which never changes a bit."""
+    """Block (gi, gj) of one product's grid; cut at multiples of what is walked at once, which never changes a bit."""
     m, n = d[f.M], d[f.N]
-    m_panels, n_panels = -(-m // d[f.MR_PANEL]), -(-n // NR)
+    m_panels, n_panels = -(-m // d[f.MR_PANEL]), -(-n // d[f.NR_PANEL])
     m0 = min(m, m_panels * gi // d[f.GRID_M] * d[f.MR_PANEL])
     m1 = min(m, m_panels * (gi + 1) // d[f.GRID_M] * d[f.MR_PANEL])
-    n0 = min(n, n_panels * gj // d[f.GRID_N] * NR)
-    n1 = min(n, n_panels * (gj + 1) // d[f.GRID_N] * NR)
+    n0 = min(n, n_panels * gj // d[f.GRID_N] * d[f.NR_PANEL])
+    n1 = min(n, n_panels * (gj + 1) // d[f.GRID_N] * d[f.NR_PANEL])
     if m0 >= m1 or n0 >= n1:
         return
     # Rows of A that this thread prepared for an earlier block of the same product are still there.

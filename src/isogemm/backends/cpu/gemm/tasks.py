@@ -23,7 +23,7 @@ from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
 from .quads import MAX_ROWS as QUADS_ROWS
-from .quads import fits, fits_in_cache, from_memory
+from .quads import columns_at_once, fits, fits_in_cache, from_memory
 from .routines import made, routine
 from .run_chunk import address
 from .schedule import Problem, Schedule, check_legal, schedule
@@ -178,7 +178,9 @@ def _make(
     rows[0, 0], rows[1] = 1, row
     rows[0, f.FUNCTION], rows[0, f.CHUNKS], rows[0, f.FLAGS] = address(), chunks, f.SWAPPED if swapped else 0
     copies_c = bool(plain and asked.accumulate)
-    return Task(rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s), min(s.threads, chunks))
+    return Task(
+        rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s, int(row[f.NR_PANEL])), min(s.threads, chunks)
+    )
 
 
 def float32_bits(value: float) -> int:
@@ -212,6 +214,8 @@ def _apply(row: NDArray[np.int64], s: Schedule) -> None:
     row[f.A_MODE], row[f.B_MODE] = _A_MODES[s.a_mode], _B_MODES[s.b_mode]
     row[f.MC], row[f.NC], row[f.KC], row[f.MR_PANEL] = max(1, s.mc), max(1, s.nc), max(1, s.kc), s.mr
     row[f.GRID_M], row[f.GRID_N] = s.grid_m, s.grid_n
+    strips = row[f.STRATEGY] == f.QUADS
+    row[f.NR_PANEL] = columns_at_once(int(row[f.M]), int(row[f.B_E])) if strips else target().nr
 
 
 def _walk(row: NDArray[np.int64], s: Schedule) -> int:
@@ -247,8 +251,10 @@ def _routines(row: NDArray[np.int64], s: Schedule) -> None:
     row[f.TILE] = routine("tile_packed" if packed else "tile_direct", wide)
 
 
-def _scratch(p: Problem, s: Schedule) -> int:
-    m, n = -(-p.m // s.grid_m) + s.mr, -(-p.n // s.grid_n) + target().nr
+def _scratch(p: Problem, s: Schedule, columns: int) -> int:
+    """Bytes for the largest chunk, which is whole register tiles, or `columns` of a walk at once."""
+    panels = -(-p.n // columns)
+    m, n = -(-p.m // s.grid_m) + s.mr, -(-panels // s.grid_n) * columns
     few = few_rows_scratch(p.m, n, p.k) if s.strategy in _STRATEGIES else 0
     if few and s.b_mode != "prepared":
         return few

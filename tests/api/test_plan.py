@@ -338,7 +338,7 @@ def test_scratch_has_a_limit_whatever_k_is(m, prepared):
             deep = Problem(m, 5, k, a_place, b_lines, b_rows, 4, prepared, True)
             chosen = schedule(deep, 2, CPU)
             check_legal(deep, chosen, CPU)
-            assert _scratch(deep, chosen) < 2**31
+            assert _scratch(deep, chosen, CPU.nr) < 2**31
 
 
 def test_blocks_of_a_deep_product_have_its_bits(monkeypatch):

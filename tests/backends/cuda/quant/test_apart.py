@@ -31,7 +31,7 @@ CONFIGS = (
     *("w16x8x256 s20 m9 d16 e2", "w48x16x256 s7 m4 d16 e2", "x64x40x128 s7 m4 d8 e2"),
     *("w32x48x128 s10 m4 d8 e2", "w96x56x64 s12 m4 d12 e2", "w128x88x64 s8 m3 d8 e2", "w256x64x64 s4 m2 d4 e4"),
 )
-SERVED = [(name, text) for name in ("Q4_0", "Q4_K", "Q6_K") for text in CONFIGS if name == "Q4_0" or "x256 " in text]
+SERVED = [(name, text) for name in ("Q4_0", "Q4_K", "Q6_K") for text in CONFIGS]
 
 
 check = functools.partial(check_by, kernel=KERNEL)
@@ -61,6 +61,19 @@ def test_many_tiles_to_a_block_again_and_again(config):
     packed, want = packed_of(w), product(x, w, None, BF16)
     for _ in range(20):
         got = poisoned(500, 6000, dtype=BF16)
+        KERNEL.run(x, packed, got, None, config)
+        same(got, want)
+
+
+@gpu
+@pytest.mark.parametrize("config", ["w48x168x64 s8 m4 d8 e1", "w48x72x128 s7 m4 d8 e2", "w32x72x256 s4 m3 d8 e1"])
+@pytest.mark.parametrize("name", ["Q5_K", "Q6_K"])
+def test_scales_of_super_blocks_come_with_every_stage(name, config):
+    """A warp skips stages: where another one brought the scales, 2538 of 705024 elements were wrong."""
+    w, x = weight(name, 4224, 2560), drawn(168, 2560).cuda()
+    packed, want = packed_of(w), product(x, w, None, BF16)
+    for _ in range(10):
+        got = poisoned(168, 4224, dtype=BF16)
         KERNEL.run(x, packed, got, None, config)
         same(got, want)
 
@@ -113,12 +126,6 @@ def test_stages_in_hand_are_fewer_than_parities_tell_apart():
     assert apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 11, 5, 8, 2))
     assert not apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 8, 5, 8, 2))
     assert not apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 11, 3, 8, 2))
-
-
-def test_scales_of_super_blocks_come_with_every_stage():
-    """A warp skips stages: where another one brought the scales, 2538 of 705024 elements were wrong (Q5_K, an H200)."""
-    assert apart.legal(layout("Q5_0"), ApartConfig("w", 48, 168, 64, 8, 4, 8, 1))
-    assert not apart.legal(layout("Q5_K"), ApartConfig("w", 48, 168, 64, 8, 4, 8, 1))
 
 
 @pytest.fixture

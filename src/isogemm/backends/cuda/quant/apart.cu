@@ -9,7 +9,7 @@
 // Roles      WARPGROUPS consumers, each with MW blocks of 64 rows of the first operand and BN columns; DECODERS warps that
 //            dequantize; one that fills a ring of STAGES buffers of KS times 64 of K. Warps take a stage's pieces in turns,
 //            EACH times 16 rows and 64 of K, to one of MADE buffers, in the layout of wgmma.
-// Scales     a stage of super-blocks is a record of them, scales and all.
+// Scales     of super-blocks come with every stage, as a warp does not see all of them arrive.
 
 #include "include/elements.cu"
 #include "include/hopper_epilogue.cu"
@@ -22,10 +22,10 @@ constexpr int BM = BW, TILES = BW / 16;  // rows, and tiles of W, of a block
 constexpr int SPAN = Q_RECORD_K / 64, CODE_BYTES = SPAN > 1 ? Q_STEP_BYTES : Q_RECORD_BYTES, SCALE_BYTES = Q_RECORD_BYTES - Q_FLOATS;
 constexpr int X_BYTES = BX * 128, W_BYTES = BW * 128, MADE_BYTES = KS * W_BYTES;
 constexpr int RAW_BYTES = TILES * CODE_BYTES, STAGE_BYTES = (KS * (X_BYTES + RAW_BYTES) + 1023) / 1024 * 1024;
-constexpr int SLOTS = SPAN > 1 ? (KS * STAGES + 2 * SPAN - 2) / SPAN : 0, SLOT_BYTES = (TILES * SCALE_BYTES + 127) / 128 * 128;
+constexpr int EVERY = KS, SLOTS = SPAN > 1 ? STAGES : 0, SLOT_BYTES = (TILES * SCALE_BYTES + 127) / 128 * 128;
 constexpr int JOBS = KS * TILES / EACH;  // of a stage
 static_assert(KS * TILES % EACH == 0 && (KS % EACH == 0 || EACH % KS == 0));
-static_assert(SPAN == 1 || SPAN == KS);  // a warp does not see every stage arrive, so scales have to come with each
+static_assert(SPAN == 1 || SPAN % KS == 0);
 // Parities tell a phase from the next one alone. A warp that has seen consumers leave the stage MADE before its own knows all
 // up to there to have been full; what it waits for next, AHEAD stages on, has to be less than a ring behind that.
 constexpr int AHEAD = (DECODERS + JOBS - 1) / JOBS;
@@ -34,12 +34,6 @@ static_assert(MADE >= AHEAD && STAGES >= MADE + AHEAD);
 constexpr int CM = 1;  // no clusters: blocks that share x were 4 % slower on an H200
 #include "quant/ring.cu"
 #include "quant/bring.cu"
-
-// Four 8 x 8 blocks of a warp, lane i with the address of row i % 8 of block i / 8.
-DEVICE void store_matrices(u32 at, const u32 (&a)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
-               ::"r"(at), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
-}
 
 struct Decoder {
   const u8 *memory, *scales;  // of the ring, of the slots
@@ -51,7 +45,7 @@ struct Decoder {
     const int tile = KS >= EACH ? job % TILES : job % (TILES * KS / EACH) * (EACH / KS), s = KS > EACH ? job / TILES * EACH : 0;
     barrier_wait(full + 8 * p.stage, p.parity);
     const u8* codes = memory + p.stage * STAGE_BYTES + KS * X_BYTES + s * RAW_BYTES + tile * CODE_BYTES;
-    const u8* records = SPAN > 1 ? scales + p.slot * SLOT_BYTES + tile * SCALE_BYTES - Q_FLOATS : codes;
+    const u8* records = SPAN > 1 ? scales + p.stage * SLOT_BYTES + tile * SCALE_BYTES - Q_FLOATS : codes;
     Words words[EACH];
     uint4 by[EACH][64 / Q_SUB];
     u32 first = SPAN > 1 ? p.step + s : 0;
@@ -93,10 +87,7 @@ struct Decoder {
       job -= n * JOBS, i += n;
       p.stage += n;
       if (p.stage >= STAGES) p.stage -= STAGES, p.parity ^= 1;
-      if (SPAN > 1) {
-        p.step += n * KS, p.slot += p.step / SPAN, p.step %= SPAN;
-        if (p.slot >= SLOTS) p.slot -= SLOTS;
-      }
+      if (SPAN > KS) p.step = (p.step + n * KS) % SPAN;
       into = (into + n) % MADE;
       if (i >= MADE) {  // MADE stages before p
         const bool turned = p.stage < MADE;

@@ -95,7 +95,7 @@ class ApartConfig:
     def shared(self, lay: PackedLayout) -> int:
         """Bytes of dynamic shared memory."""
         span, tiles, steps = lay.span, self.rows // ROWS, self.depth // STEP
-        slots = (steps * self.stages + 2 * span - 2) // span if span > 1 else 0
+        slots = self.stages if span > 1 else 0
         stage = -(-steps * (self.cols * 128 + tiles * lay.code_bytes) // 1024) * 1024
         slot = -(-tiles * lay.scale_bytes // 128) * 128
         nobody = 64 * self.warpgroups * self.blocks - self.sides[0] if self.first == "x" else 0
@@ -105,11 +105,11 @@ class ApartConfig:
 def legal(lay: PackedLayout, c: ApartConfig) -> bool:
     """Whether there are such registers and such shared memory, and whether parities tell the stages in hand apart.
 
-    A stage of super-blocks is one of their records: a warp does not see every stage arrive, so scales come with each.
+    Scales of super-blocks come with every stage, as a warp does not see all of them arrive.
     """
     steps = c.depth // STEP
     return (
-        lay.span in (1, steps)
+        (lay.span == 1 or lay.span % steps == 0)
         and c.rows % ROWS == 0
         and c.rows // ROWS * steps % c.each == 0
         and (steps % c.each == 0 or c.each % steps == 0)
@@ -145,12 +145,12 @@ PARTS = (1, 2, 3, 4, 5, 6, 8)
 # all of the second-level cache; what a scheduler takes for 16 rows of W, times SUBS with sub-blocks of 16, and for each
 # time that a warp takes some; an instruction, and each of its columns; a stage, which is handed over to one warpgroup,
 # or to several.
-BYTES, CACHE = 143.0, 13900.0
-DECODE, SUBS, PIECE, FEW_WARPS = 236.0, 1.31, 130.0, 0.167
-INSTRUCTION, COLUMN = 14.4, 0.703
-HAND, HANDS = 164.0, 328.0
-POWER = 2.29  # of times that overlap
-WAVE, STORE, START = 806.0, 0.139, 3150.0  # of a wave, of an element of a tile; of a launch
+BYTES, CACHE = 207.0, 16750.0
+DECODE, SUBS, PIECE, FEW_WARPS = 287.0, 1.31, 143.0, 0.134
+INSTRUCTION, COLUMN = 13.4, 1.15
+HAND, HANDS = 165.0, 286.0
+POWER = 2.45  # of times that overlap
+WAVE, STORE, START = 860.0, 0.123, 2190.0  # of a wave, of an element of a tile; of a launch
 MEMORY, CLOCK = 512.0, 1980.0  # bytes a us for each GB/s of the bus; cycles of a us
 
 

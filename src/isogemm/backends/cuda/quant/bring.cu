@@ -1,5 +1,5 @@
 // What one thread brings to the ring of quant/ring.cu, for quant/many.cu and quant/apart.cu: of each 64 of K, BX rows of x and,
-// KS * X_BYTES further on, codes of TILES tiles of W; scales of super-blocks into slots behind the ring, with the first. What
+// KS * X_BYTES further on, codes of TILES tiles of W; scales of super-blocks into slots behind the ring, with the first of EVERY. What
 // lies outside of x and of W comes as zeros. One copy brings a stage of W, and, where K is WHOLE times 64, one a stage of x: the
 // fewer the faster.
 struct Producer {
@@ -7,7 +7,7 @@ struct Producer {
   u32 ring, full;
 
   __device__ __forceinline__ void bring_w(const Block& tile, int i, const Place& p) const {
-    const bool scales = SPAN > 1 && i * KS % SPAN == 0;
+    const bool scales = SPAN > 1 && i * KS % EVERY == 0;
     const u32 at = ring + p.stage * STAGE_BYTES + KS * X_BYTES, slot = ring + STAGES * STAGE_BYTES + p.slot * SLOT_BYTES;
     const u32 bar = full + 8 * p.stage;
     const int row = tile.row / 16;

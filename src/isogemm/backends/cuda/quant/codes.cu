@@ -62,6 +62,12 @@ template <bool CROSSED> DEVICE void load_words_together(Words& w, const u8* step
   if constexpr (Q_HIGH > 0) load_plane<Q_HIGH, CROSSED>(w.high, shared(step) + 128 * Q_LOW, lane);
 }
 
+// Four 8 x 8 blocks of a warp, lane i with the address of row i % 8 of block i / 8.
+DEVICE void store_matrices(u32 at, const u32 (&a)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
+}
+
 DEVICE u32 moved(u32 x, int right) { return right >= 0 ? x >> right : x << -right; }
 // The codes of a field in bytes `high` and `high + 2`, at bits `at` and `16 + at` of `pattern`.
 DEVICE u32 pair(const Words& w, int field, int high, int at, u32 pattern) {
@@ -121,6 +127,9 @@ DEVICE u32 fma_high(u32 x, u32 y, u32 z) {
 DEVICE constexpr int in_place(int field) { return Q_LOW * (field % LOW_FIELDS); }
 DEVICE float two_to(int n) { return __uint_as_float((127 + n) << 23); }
 constexpr float UP = 16777216.0f;  // 2**24
+// Byte i of x as a float32 number, BYTE_ABOVE more: a conversion takes four times as long.
+constexpr float BYTE_ABOVE = 8388608.0f;
+DEVICE float byte_above(u32 x, int i) { return __uint_as_float(__byte_perm(x, 0x4b000000u, 0x7540 + i)); }
 
 // {d s, c} of rows g and g + 8 as float32, for codes as `widen` gives them: weight = fma(code, d s, c). Integer scales are
 // read as subnormal numbers too; all powers of two are in one factor.
@@ -144,8 +153,8 @@ DEVICE uint4 scale_of_floats(const u8* records, int sub, u32 g) {
     const u32 x = *(const u16*)ints;
     widen(x & 15 | (x & 0xf00) << 8, scale[0], scale[1]), widen(x >> 4 & 15 | (x & 0xf000) << 4, offset[0], offset[1]);
   } else if constexpr (Q_INTS_EACH == 1) {
-    const u16 x = *(const u16*)ints;
-    scale[0] = (float)(signed char)x, scale[1] = (float)(signed char)(x >> 8);
+    const u32 x = *(const u16*)ints ^ 0x8080;  // signed
+    scale[0] = byte_above(x, 0) - (BYTE_ABOVE + 128.0f), scale[1] = byte_above(x, 1) - (BYTE_ABOVE + 128.0f);
   }
   uint4 found;
   float* at = (float*)&found;

@@ -12,18 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from ....base.dtypes import CODE, torch_name
+from ....base.dtypes import CODE, ITEMSIZE, torch_name
 from ....errors import DTypeError, LayoutError, ShapeError
 from ....planner.bench import Bench
 from ..driver import facts
 from ..driver.nvrtc import function_of
-from .layout import ROWS, Packed, PackedLayout, macros
+from ..driver.tensormap import encoder
+from .layout import ROWS, STEP, Packed, PackedLayout, macros
 from .pack import lay_out
 from .single import Single, serves
 from .trial import try_dequantize
 
-WARPS = 8
-WAVES = 8  # blocks to a multiprocessor
+WARPS = 4  # of a block, with 16 rows and 64 of K each
+BOX = 128  # bytes of a row that the copy engine takes at once
 
 
 def dequantize(packed: Packed, out: Any, first: int, rows: Callable[[], Any]) -> None:
@@ -94,8 +95,10 @@ KERNEL = Single("quant dequantize", _try)
 def bind(lay: PackedLayout, dtype: str, rows: int, k: int, step: int, device: int) -> Callable[..., None]:
     """Compile, or take from a cache, and bind: ``launch(stream, data, out, first)``."""
     made = function_of("quant/dequantize.cu", "quant_dequantize", device, {"OUT": CODE[dtype], **macros(lay)})
-    pieces = -(-rows // ROWS) * -(-k // 64)
-    return made.bind(
-        ["ptr", "ptr", ("i64", step), ("i64", lay.tile_bytes(k)), "i32", ("i32", rows), ("i32", k)],
-        grid=(min(-(-pieces // WARPS), WAVES * facts.device(device).multiprocessors),), block=(32 * WARPS,), pdl=True,
+    bound = made.bind(
+        ["map", "ptr", ("i64", lay.tile_bytes(k)), "i32", ("i32", k)],
+        grid=(-(-rows // ROWS), -(-k // (STEP * WARPS))), block=(32 * WARPS,),
+        shared=1024 + WARPS * ROWS * STEP * ITEMSIZE[dtype], pdl=True,
     )  # fmt: skip
+    map_out = encoder(dtype, sizes=(rows, k), strides=(step, 1), box=(ROWS, BOX // ITEMSIZE[dtype]))
+    return lambda stream, data, out, first: bound(stream, map_out(out), data, first)

@@ -61,12 +61,12 @@ class FewConfig:
         return -(-barriers // 128) * 128 + tiles * ring + x + 48
 
 
-# A model of the time, fitted to timings of 328 products on an H200, in us to 64 of K. What a chain waits, and more with
-# more than 8 and than 16 rows of x; what warps of eight rows of W, and of sixteen, keep a scheduler busy for, and as
-# much again for each 16 rows of x.
-LATENCY, HALF, WHOLE = (0.0711, 0.0124, 0.0033), (0.0423, 0.0272), (0.0442, 0.0623)
-START, SHARING = 1.7, 0.429  # of a launch, and of bringing more than a row of x
-MEMORY, CACHE = 640.0, 24100.0  # bytes a us: for each GB/s of the bus; from the second-level cache, by multiprocessor
+# A model of the time, fitted to timings of 191 drawn products on an H200, in us to 64 of K. What a chain waits, and
+# more with more than 8 and than 16 rows of x; what warps of eight rows of W, and of sixteen, keep a scheduler busy for,
+# and as much again for each 16 rows of x.
+LATENCY, HALF, WHOLE = (0.0702, 0.0131, 0.0033), (0.0411, 0.0288), (0.0429, 0.0717)
+START, SHARING = 1.45, 0.442  # of a launch, and of bringing more than a row of x
+MEMORY, CACHE = 777.0, 18200.0  # bytes a us: for each GB/s of the bus; from the second-level cache, by multiprocessor
 # Rings of W and of x, (chunk, stages, xstages), the fastest first, of few tiles to a multiprocessor and of more.
 SHORT, LONG, MORE = (
     ((256, 8, 8),),

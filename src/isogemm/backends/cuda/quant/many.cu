@@ -20,7 +20,7 @@ constexpr int THREADS = 128 * (WARPGROUPS + 1), NACC = BN / 2;
 constexpr int BM = 64 * MW * WARPGROUPS, TILES = BM / 16;  // rows, and tiles of W, of a block
 constexpr int SPAN = Q_RECORD_K / 64, CODE_BYTES = SPAN > 1 ? Q_STEP_BYTES : Q_RECORD_BYTES, SCALE_BYTES = Q_RECORD_BYTES - Q_FLOATS;
 constexpr bool WHOLE = false;
-constexpr int KS = 1, BX = BN, X_BYTES = BX * 128, RAW_BYTES = (TILES * CODE_BYTES + 1023) / 1024 * 1024;
+constexpr int KS = 1, EVERY = SPAN, BX = BN, X_BYTES = BX * 128, RAW_BYTES = (TILES * CODE_BYTES + 1023) / 1024 * 1024;
 constexpr int STAGE_BYTES = X_BYTES + RAW_BYTES;
 constexpr int SLOTS = SPAN > 1 ? (STAGES + 2 * SPAN - 2) / SPAN : 0, SLOT_BYTES = (TILES * SCALE_BYTES + 127) / 128 * 128;
 

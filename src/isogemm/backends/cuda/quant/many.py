@@ -88,12 +88,12 @@ def deepest(lay: PackedLayout, warpgroups: int, blocks: int, cols: int) -> ManyC
 
 COLS = (16, 32, 48, 64, 80, 96, 112, 128, 144, 176, 208, 256)
 SHAPES = ((1, 1), (2, 1), (2, 2), (3, 1))  # warpgroups, and blocks of 64 rows of W of each
-# A model of the time, fitted to 2,657 timings of 260 products on an H200, in us to 64 of K: what dequantizing takes, by
+# A model of the time, fitted to timings of 191 drawn products on an H200, in us to 64 of K: what dequantizing takes, by
 # shape, and products for each row of x and block of 64 rows of W; some of the lesser time is not hidden behind the
 # greater one.
-WORK, TENSOR, LEFT = {(1, 1): 0.172, (2, 1): 0.247, (2, 2): 0.409, (3, 1): 0.332}, 0.00072, 0.56
-START, WAVE, STORE = 1.1, 0.38, 0.0051  # of a launch, of a wave of tiles, of each row of x and block
-MEMORY, CACHE = 550.0, 71000.0  # bytes a us: for each GB/s of the bus; from the second-level cache, by multiprocessor
+WORK, TENSOR, LEFT = {(1, 1): 0.198, (2, 1): 0.267, (2, 2): 0.463, (3, 1): 0.408}, 0.00063, 0.576
+START, WAVE, STORE = 1.1, 0.39, 0.005  # of a launch, of a wave of tiles, of each row of x and block
+MEMORY, CACHE = 614.0, 88800.0  # bytes a us: for each GB/s of the bus; from the second-level cache, by multiprocessor
 COLS_OF_WAVES = 96  # of tiles of which whole waves may be walked first
 AGAIN = 1.4  # of another launch for the rest of W
 

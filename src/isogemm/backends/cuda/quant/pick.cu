@@ -12,7 +12,7 @@
 
 constexpr bool OFFSET = Q_FLOATS_EACH == 2, SUPER = Q_INTS_EACH > 0;
 static_assert(OFFSET || Q_HIGH > 0 || Q_LOW >= 4);  // so rows of a half have one place in their bytes
-constexpr float ABOVE = 12582912.0f, BYTE_ABOVE = 8388608.0f;
+constexpr float ABOVE = 12582912.0f;
 // Where the codes of a field are in their bytes.
 DEVICE constexpr int in_bytes(int field) { return Q_HIGH ? 0 : in_place(field); }
 DEVICE u32 bytes(const Words& w, int field) {
@@ -43,8 +43,6 @@ DEVICE void pick(float (&x)[4], const Picks& p, u32 low, u32 high) {
 
 // Of rows g and g + 8: weight = fma(code as it comes, d, c).
 struct Scales { float d[2], c[2]; };
-// Byte i of x as a float32 number, BYTE_ABOVE more.
-DEVICE float byte_above(u32 x, int i) { return __uint_as_float(__byte_perm(x, 0x4b000000u, 0x7540 + i)); }
 DEVICE Scales scales_of(const u8* records, int sub, u32 g) {
   const u8* record = records + sub / SUBS * Q_RECORD_BYTES;
   const int s = sub % SUBS, block = s * Q_SUB / Q_BLOCK;

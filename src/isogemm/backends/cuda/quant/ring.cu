@@ -1,8 +1,8 @@
 // The ring of quant/many.cu, quant/apart.cu and quant/integers/wide.cu: STAGES buffers of KS times 64 of K that one thread fills,
 // tile after tile.
 //
-// After include/elements.cu. CM blocks of a cluster take neighbouring rows of W. Scales of super-blocks serve SPAN times 64 of K
-// and are in one of SLOTS; a block has BM rows of W and BX rows of x.
+// After include/elements.cu. CM blocks of a cluster take neighbouring rows of W. A record of super-blocks is SPAN times 64 of K; its
+// scales come with each EVERY of these, into one of SLOTS; a block has BM rows of W and BX rows of x.
 
 struct Block { int row, col; };  // the first row of W, and of x
 struct Plan {
@@ -20,7 +20,10 @@ struct Place {
   u32 stage, parity, slot, step;
   __device__ __forceinline__ void next() {
     if (++stage == STAGES) stage = 0, parity ^= 1;
-    if (SPAN > 1 && (step += KS) == SPAN) step = 0, slot = slot + 1 == SLOTS ? 0 : slot + 1;
+    if (SPAN > 1) {
+      if ((step += KS) == SPAN) step = 0;
+      if (step % EVERY == 0) slot = slot + 1 == SLOTS ? 0 : slot + 1;
+    }
   }
 };
 

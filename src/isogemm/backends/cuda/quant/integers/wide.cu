@@ -34,7 +34,7 @@ constexpr int SLOTS = SPAN > 1 ? (STAGES + 2 * SPAN) / SPAN : 0, SUMS_BYTES = OF
 constexpr int LINE_AT = SUMS_BYTES, SCALES_AT = LINE_AT + (BN * 4 + 127) / 128 * 128;
 constexpr int SLOT_BYTES = (SCALES_AT + TILES * SCALE_BYTES + 255) / 256 * 256;
 
-constexpr int CM = 1, KS = 1, BX = BN;  // no clusters
+constexpr int CM = 1, KS = 1, EVERY = SPAN, BX = BN;  // no clusters
 #include "quant/ring.cu"
 
 struct Maps { const Map *x, *w, *s, *d, *t; };  // codes of x, of W; scales of super-blocks; scales and sums of x

@@ -43,3 +43,12 @@ def test_a_gpu_s_plan_shows_the_ranges_of_its_table():
         assert all(one != other for (_, one), (_, other) in zip(plan.tree, plan.tree[1:], strict=False))
         kernels[m] = line
     assert len(set(kernels.values())) > 2
+
+
+def test_where_a_branch_s_kernel_does_not_serve_the_plan_says_so():
+    """Beyond the rows that a table timed, what was admitted for these alone gives way to another kernel."""
+    for m in (100, 4000, 5000, 9000):
+        plan = isogemm.plan(m, 2560, 4096, dtype="bfloat16", device="cuda")
+        (line,) = taken(plan)
+        mine = line.endswith(f"{plan.family} [{plan.config.partition(' #')[0]}]")
+        assert mine != ("as the branch's was admitted" in str(plan))

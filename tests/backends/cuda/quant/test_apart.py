@@ -126,6 +126,11 @@ def test_stages_in_hand_are_fewer_than_parities_tell_apart():
     assert apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 11, 5, 8, 2))
     assert not apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 8, 5, 8, 2))
     assert not apart.legal(layout("Q4_0"), ApartConfig("x", 32, 48, 128, 11, 3, 8, 2))
+    # A stage of super-blocks is a whole share of a record.
+    for depth, several in ((64, True), (128, True), (192, False), (256, True)):
+        config = ApartConfig("w", 48, 8, depth, 8, 3, 3, 1)
+        assert apart.legal(layout("Q5_0"), config)
+        assert apart.legal(layout("Q5_K"), config) is several
 
 
 @pytest.fixture

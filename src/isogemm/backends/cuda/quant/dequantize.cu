@@ -13,7 +13,8 @@
 constexpr int BOXES = OUT ? 1 : 2, BOX_K = 64 / BOXES, BOX_BYTES = 16 * 128, STEPS = Q_RECORD_K / 64;
 
 DEVICE void tma_store(const Map* map, u32 from, int k, int row) {
-  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(from), "r"(k), "r"(row) : "memory");
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];"
+               ::"l"(map), "r"(from), "r"(k), "r"(row) : "memory");
 }
 // Until what this thread has stored has been read.
 DEVICE void tma_stored() { asm volatile("cp.async.bulk.commit_group;\ncp.async.bulk.wait_group.read 0;" ::: "memory"); }
@@ -25,16 +26,18 @@ DEVICE void weights(float (&x)[2], const Words& w, const uint4& s, int j, int ha
   widen(pair(w, field, high, at, 0), x[0], x[1]);
 #pragma unroll
   for (int odd = 0; odd < 2; ++odd)
-    x[odd] = Q_FLOATS_EACH == 2 ? __fmaf_rn(x[odd], d, c) : __fmul_rn(x[odd] - Q_ZERO * __uint_as_float((103 + at) << 23), d);
+    x[odd] = Q_FLOATS_EACH == 2 ? __fmaf_rn(x[odd], d, c)
+                                : __fmul_rn(x[odd] - Q_ZERO * __uint_as_float((103 + at) << 23), d);
 }
 
-extern "C" __global__ void __launch_bounds__(256) quant_dequantize(const __grid_constant__ Map out, const u8* w, i64 tile_bytes, int first, int k) {
+extern "C" __global__ void __launch_bounds__(128)
+quant_dequantize(const __grid_constant__ Map out, const u8* w, i64 tile_bytes, int first, int k, u32 across) {
   extern __shared__ u8 dynamic[];
   const u32 lane = threadIdx.x & 31, warp = threadIdx.x >> 5, g = lane >> 2, row = lane & 15;
-  const int step = blockIdx.y * (blockDim.x >> 5) + warp, of_record = step % STEPS;
+  const int tile = blockIdx.x / across, step = blockIdx.x % across * (blockDim.x >> 5) + warp, of_record = step % STEPS;
   release_successor();  // it waits for this kernel's end before it reads what is written here
   if (64 * step >= k) return;
-  const u8* record = w + (first / 16 + blockIdx.x) * tile_bytes + (i64)(step / STEPS) * Q_RECORD_BYTES;
+  const u8* record = w + (first / 16 + tile) * tile_bytes + (i64)(step / STEPS) * Q_RECORD_BYTES;
   Words words;
   load_words(words, record + of_record * Q_STEP_BYTES, lane);
   const u32 memory = (shared(dynamic) + 1023 & ~1023u) + warp * BOXES * BOX_BYTES;
@@ -52,7 +55,8 @@ extern "C" __global__ void __launch_bounds__(256) quant_dequantize(const __grid_
         a[r] = narrow<OUT>(x[0], x[1]);
       } else {
         const u32 chunk = j % 2 * 4 + high * 2 + (lane >> 1 & 1), at = memory + j / 2 * BOX_BYTES + (g + 8 * half) * 128;
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at + ((chunk ^ g) << 4) + (lane & 1) * 8), "f"(x[0]), "f"(x[1]) : "memory");
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};"
+                     ::"r"(at + ((chunk ^ g) << 4) + (lane & 1) * 8), "f"(x[0]), "f"(x[1]) : "memory");
       }
     }
     if (OUT) store_matrices(memory + row * 128 + ((2 * j + (lane >> 4) ^ row & 7) << 4), a);
@@ -62,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256) quant_dequantize(const __grid_
   wait_for_predecessor();
   if (elected()) {
 #pragma unroll
-    for (int i = 0; i < BOXES; ++i) tma_store(&out, memory + i * BOX_BYTES, 64 * step + i * BOX_K, 16 * blockIdx.x);
+    for (int i = 0; i < BOXES; ++i) tma_store(&out, memory + i * BOX_BYTES, 64 * step + i * BOX_K, 16 * tile);
     tma_stored();
   }
 }

@@ -71,13 +71,13 @@ def run(packed: Packed, out: Any, first: int = 0) -> None:
             "rows to dequantize", limit=f"[rows, {packed.k}] from a multiple of {ROWS} on, of {packed.n}",
             value=f"{list(out.shape)} from {first} on", nearest=f"[{packed.n}, {packed.k}] from 0 on",
         )  # fmt: skip
-    step, align = out.stride(0), 16 // out.itemsize
+    step, align = packed.k if rows == 1 else out.stride(0), 16 // out.itemsize
     if rows and (out.stride(1) != 1 or step % align or out.data_ptr() % 16):
         raise LayoutError(
             "rows of dequantized weights", limit="contiguous along k, each at a multiple of 16 bytes",
             value=f"strides {list(out.stride())} at {out.data_ptr():#x}", nearest=f"strides [{packed.k}, 1]",
         )  # fmt: skip
-    if rows:
+    if out.numel():
         device = out.get_device()
         bound = bind(packed.layout, dtype, rows, packed.k, step, device)
         bound(facts.current_stream(device), packed.data.data_ptr(), out.data_ptr(), first)
@@ -95,9 +95,10 @@ KERNEL = Single("quant dequantize", _try)
 def bind(lay: PackedLayout, dtype: str, rows: int, k: int, step: int, device: int) -> Callable[..., None]:
     """Compile, or take from a cache, and bind: ``launch(stream, data, out, first)``."""
     made = function_of("quant/dequantize.cu", "quant_dequantize", device, {"OUT": CODE[dtype], **macros(lay)})
+    across = -(-k // (STEP * WARPS))
     bound = made.bind(
-        ["map", "ptr", ("i64", lay.tile_bytes(k)), "i32", ("i32", k)],
-        grid=(-(-rows // ROWS), -(-k // (STEP * WARPS))), block=(32 * WARPS,),
+        ["map", "ptr", ("i64", lay.tile_bytes(k)), "i32", ("i32", k), ("i32", across)],
+        grid=(-(-rows // ROWS) * across,), block=(32 * WARPS,),
         shared=1024 + WARPS * ROWS * STEP * ITEMSIZE[dtype], pdl=True,
     )  # fmt: skip
     map_out = encoder(dtype, sizes=(rows, k), strides=(step, 1), box=(ROWS, BOX // ITEMSIZE[dtype]))

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.process import python
 
+import isogemm
 from isogemm import __version__
 
 FAKES = "tests.audit.fakes"
@@ -347,7 +348,8 @@ def test_a_configuration_in_brackets_is_printed(run, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device, "count", lambda: 0)
     status, out, _ = run("plan", "16", "6144", "2560", "--device", "cuda", "--dtype", "bf16")
     assert status == 0
-    assert "chain [w64 x16 k64 s10 n4 p0]" in out
+    plan = isogemm.plan(16, 6144, 2560, dtype="bfloat16", device="cuda")
+    assert f"{plan.family} [{plan.config}]" in out
 
 
 def test_plan_for_a_gpu_reads_the_shipped_table(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]

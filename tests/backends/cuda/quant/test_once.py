@@ -19,6 +19,7 @@ from tests.backends.cuda.quant.test_many import (
     weight,
 )
 
+from isogemm.backends.cuda.gemm.model import H200
 from isogemm.backends.cuda.quant import dequantize, family, once
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.kernel import QuantKernel, filling
@@ -122,3 +123,23 @@ def test_blocks_are_a_whole_share_of_the_multiprocessors() -> None:
         assert filled >= blocks
         assert filled in (33, 44, 66, 132)
     assert filling(200, 132) == 200
+
+
+def test_its_time_is_that_of_writing_and_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More bytes take longer, behind the cache longer each; each piece is a product; without its time there is none."""
+    monkeypatch.setattr(once, "gpu_of", lambda device: H200)
+    monkeypatch.setattr(once.products, "expected_us", lambda product, device: took)
+    took: float | None = 10.0
+
+    def expected(n: int, rows: int) -> float:
+        case = replace(CASE, n=n, k=4096)
+        found = KERNEL.microseconds(case, OnceConfig(rows, "tensor_core:sm90"), 0)
+        assert found is not None
+        return found
+
+    small, twice, large, larger = (expected(n, n) for n in (1024, 2048, 16384, 17408))
+    assert 10.0 * once.PRODUCT < small < twice < large
+    assert larger - large > twice - small > 0
+    assert expected(2048, 1024) - twice == pytest.approx(once.START + once.PRODUCT * 10.0)
+    took = None
+    assert KERNEL.microseconds(CASE, OnceConfig(40, "tensor_core:sm90"), 0) is None

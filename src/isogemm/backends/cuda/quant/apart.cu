@@ -9,7 +9,7 @@
 // Roles      WARPGROUPS consumers, each with MW blocks of 64 rows of the first operand and BN columns; DECODERS warps that
 //            dequantize; one that fills a ring of STAGES buffers of KS times 64 of K. Warps take a stage's pieces in turns,
 //            EACH times 16 rows and 64 of K, to one of MADE buffers, in the layout of wgmma.
-// Scales     of super-blocks come with every stage, as a warp does not see all of them arrive.
+// Scales     of super-blocks come with every stage, into a slot of its own, as a warp does not see all of them arrive.
 
 #include "include/elements.cu"
 #include "include/hopper_epilogue.cu"

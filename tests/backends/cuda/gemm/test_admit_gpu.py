@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.backends.cuda import faults
 from tests.backends.cuda.device import draw, same
 from tests.backends.cuda.poison import poisoned
 
@@ -77,15 +78,7 @@ def states(found: Admissions) -> dict[str, str]:
     return {known.name: known.admission.state for known in found.known()}
 
 
-FAULTS = [
-    ("attention/hopper.cu", "key >= w.reach[r]", "key > w.reach[r]"),  # one key too many
-    ("attention/hopper.cu", "shfl_xor_sync(~0u, top[r], 2)", "shfl_xor_sync(~0u, top[r], 1)"),
-    ("attention/hopper.cu", "8.0f * terms[t]);", "8.0f * terms[t] * (t == 3 ? 1.001f : 1.0f));"),
-    ("attention/hopper.cu", "(tiles - 1 - i / each) * BM", "(tiles - 1 - i / each) * BM * (i < 132)"),
-]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f[2])
+@pytest.mark.parametrize("fault", faults.ATTENTION, ids=lambda f: f.new)
 def test_a_broken_kernel_of_attention_is_not_used(fresh, damage, fault):
     q, k, v = operands()
     want = run(q, k, v)
@@ -108,7 +101,7 @@ def test_broken_steps_that_kernels_share(fresh, damage):
     q, k, v = operands(1, 4096)
     want = run(q, k, v)
     seen.forget()
-    damage("attention/common.cu", "terms[i]);", "terms[i] * 1.001f);")
+    damage(*faults.SHARED_STEPS)
     same(run(q, k, v)[0], want[0])
     found = [(x.name, x.admission.state) for x in fresh.known()]
     for name in ("few", "hopper"):
@@ -117,7 +110,7 @@ def test_broken_steps_that_kernels_share(fresh, damage):
 
 
 def test_broken_steps_of_gradients(fresh, damage):
-    damage("attention/steps.cu", "__fsub_rn(dp[at + key], less)", "(dp[at + key] + 1.0e-7f - less)")
+    damage(*faults.GRADIENT_STEPS)
     s = draw((2, 3, 40), "float32", 1)
     m, total, delta = (draw((2, 3, 1), "float32", i).abs() for i in (2, 3, 4))
     with pytest.raises(ContractError, match=r"attention backward .*: refused .* differ, first ds\["):
@@ -135,40 +128,31 @@ def test_leaves_that_meet_in_another_order_are_not_used(fresh, damage, monkeypat
     assert "leaves" in {known.name for known in fresh.known() if known.admission.state == "admitted"}
     forget()
     seen.forget()
-    damage(
-        "gemm/meet.cu", "for (int step = 1; step < LEAVES; step *= 2)", "for (int step = LEAVES / 2; step; step /= 2)"
-    )
-    damage("gemm/meet.cu", "for (int i = 0; i < LEAVES; i += 2 * step)", "for (int i = 0; i < step; ++i)")
+    for fault in faults.MEETING:
+        damage(*fault)
     same(isogemm.linear(x, w, contract="tensor_core:sm90/tree8"), want)
     known = {(known.name, known.admission.state) for known in fresh.known()}
     assert known >= {("leaves", "refused"), ("chain", "admitted")}
     forget()
 
 
-ROWS = [
-    ("rows/held.cu", "s * 128 + lane]", "(steps - 1 - s) * 128 + lane]", "rows held", "rows long"),
-    ("rows/held.cu", "h * W +", "h * W + 0 *", "rows held", "rows long"),
-]
-
-
-@pytest.mark.parametrize("fault", ROWS, ids=lambda f: f[2])
+@pytest.mark.parametrize("fault", faults.ROWS, ids=lambda f: f.new)
 def test_a_broken_kernel_along_rows_is_not_used(fresh, damage, fault):
     from isogemm.torch import reductions
 
     x, w = draw((64, 4096), "float32", 1), draw((4096,), "float32", 2)
     want = reductions.rms_norm(x, w)
     seen.forget()
-    *change, refused, served = fault
-    damage(*change)
+    damage(*fault)
     same(reductions.rms_norm(x, w), want)
-    assert states(fresh)[served] == "admitted"
-    assert [x.name for x in fresh.known() if x.admission.state == "refused"] == [refused]
+    assert states(fresh)["rows long"] == "admitted"
+    assert [x.name for x in fresh.known() if x.admission.state == "refused"] == ["rows held"]
 
 
 def test_where_no_kernel_along_rows_is_right(fresh, damage):
     from isogemm.torch import reductions
 
-    damage("rows/common.cu", "2.0000714765e-1f", "2.0000714764e-2f")  # of a logarithm
+    damage(*faults.LOGARITHM)
     with pytest.raises(ContractError, match=r"rows held .*: refused .*rows long .*: refused"):
         reductions.log_softmax(draw((64, 4096), "float32", 1))
 

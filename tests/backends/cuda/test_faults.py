@@ -11,4 +11,3 @@ from isogemm.backends.cuda.driver.nvrtc import KERNELS
 @pytest.mark.parametrize("fault", faults.ALL, ids=lambda f: f"{f.file}: {f.new}")
 def test_its_text_is_there(fault):
     assert fault.old in (KERNELS / fault.file).read_text()
-    assert fault.old != fault.new

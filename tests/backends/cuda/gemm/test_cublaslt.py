@@ -133,7 +133,13 @@ def test_c_has_its_own_leading_dimension_but_out_s_direction() -> None:
         ({"dtype_a": "float32", "dtype_b": "float32", "dtype_out": "float32"}, False),
         ({"contract": Contract.parse("fma/chain")}, False),
         ({"contract": Contract.parse("tensor_core:sm90/leaf96")}, True),
-        ({"contract": Contract.parse("tensor_core:sm90/leaf64")}, False),  # two leaves
+        ({"contract": Contract.parse("tensor_core:sm90/leaf64")}, False),  # two leaves, whose sum is rounded once
+        ({"contract": Contract.parse("tensor_core:sm90/leaf64"), "dtype_out": "float32"}, True),
+        ({"contract": Contract.parse("tensor_core:sm90/leaf64"), "dtype_out": "float32", "alpha": 2.0}, False),
+        (
+            {"contract": Contract.parse("tensor_core:sm90/leaf64"), "dtype_out": "float32", "dtype_bias": "float32"},
+            False,
+        ),
         ({"contract": Contract.parse("tensor_core:sm90/tree2")}, False),
         ({"contract": Contract.parse("tensor_core:sm90/tree2"), "k": 16}, True),  # one block, one leaf
         ({"alpha": 0.5}, True),
@@ -158,9 +164,16 @@ def test_what_the_family_supports(change: dict[str, Any], legal: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "alpha", "legal"), [("leaf96", 1.0, True), ("leaf96", 2.0, False), ("chain", 1.0, False)]
+    ("order", "alpha", "legal"),
+    [
+        ("leaf96", 1.0, True),
+        ("leaf64", 1.0, True),
+        ("leaf96", 2.0, False),
+        ("leaf64", 2.0, False),
+        ("chain", 1.0, False),
+    ],
 )
-def test_accumulation_is_addition_with_one_leaf_only(order: str, alpha: float, legal: bool) -> None:
+def test_accumulation_is_addition_with_leaves_only(order: str, alpha: float, legal: bool) -> None:
     contract = Contract.parse(f"tensor_core:sm90/{order}")
     product = layout_product(dtype_out="float32", contract=contract)
     product = replace(product, c=Strides(64, 1), dtype_c="float32", accumulate=True, alpha=alpha)
@@ -225,6 +238,44 @@ def test_launch_adds_c(lt: FakeLt, accumulate: bool) -> None:
     assert (lt.alive[call[9]]["ld"], lt.alive[call[11]]["ld"]) == (72, 64)
     scalars = [ctypes.c_float.from_address(call[i]).value for i in (2, 7)]
     assert scalars == [1.0, 1.0 if accumulate else 0.25]
+
+
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize(("order", "lengths"), [("leaf32", [32, 32, 32]), ("leaf64", [64, 32])])
+def test_leaves_are_launched_in_turn_onto_the_output(
+    lt: FakeLt, order: str, lengths: list[int], accumulate: bool
+) -> None:
+    product = layout_product(dtype_out="float32", contract=Contract.parse(f"tensor_core:sm90/{order}"))
+    if accumulate:
+        product = replace(product, accumulate=True, c=Strides(72, 1), dtype_c="float32")
+    launch = CublasLt().bind(product, config(**NEW), 0)
+    launch(Addresses(0x1000, 0x2000, 3, c=4 * accumulate), 5)
+    later = len(lengths) - 1
+    begins = [2 * lengths[0] * i for i in range(later + 1)]
+    assert [(call[5] - 0x1000, call[3] - 0x2000) for call in lt.calls] == [(begin, begin) for begin in begins]
+    assert [lt.alive[call[4]]["rows"] for call in lt.calls] == lengths  # weights, transposed
+    assert [(call[8], call[10]) for call in lt.calls] == [(4 if accumulate else 3, 3), *[(3, 3)] * later]
+    assert [lt.alive[call[9]]["ld"] for call in lt.calls] == [72 if accumulate else 64, *[64] * later]
+    betas = [ctypes.c_float.from_address(call[7]).value for call in lt.calls]
+    assert betas == [float(accumulate), *[1.0] * later]
+
+
+def test_leaves_are_looked_up_by_a_whole_one() -> None:
+    one = layout_product(dtype_out="float32", contract=Contract.parse("tensor_core:sm90/leaf32"))
+    two = replace(one, contract=Contract.parse("tensor_core:sm90/leaf64"))
+    assert [(walk.k, walk.accumulate) for walk in cublaslt.walks(one)] == [(32, False), (32, True), (32, True)]
+    assert [(walk.k, walk.accumulate) for walk in cublaslt.walks(two)] == [(64, False), (32, True)]
+    assert cublaslt._longest(one) is cublaslt.walks(one)[2]
+    assert cublaslt._longest(two) is cublaslt.walks(two)[0]
+    assert [walk.align for walk in cublaslt.walks(one)] == [64] * 3  # leaves begin 64 bytes apart
+
+
+def test_leaves_are_not_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    product = layout_product(dtype_out="float32", contract=Contract.parse("tensor_core:sm90/leaf32"))
+    monkeypatch.setattr(cublaslt, "MOST_LEAVES", 3)
+    assert len(cublaslt.walks.__wrapped__(product)) == 3
+    monkeypatch.setattr(cublaslt, "MOST_LEAVES", 2)
+    assert cublaslt.walks.__wrapped__(product) == ()
 
 
 def test_launch_keeps_a_descriptor_for_each_bias(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:

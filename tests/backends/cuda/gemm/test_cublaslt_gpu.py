@@ -189,6 +189,13 @@ def test_one_leaf_accumulates_into_float32() -> None:
     admitted(case(out_dtype="float32", order=LEAF, accumulate=True))
 
 
+@pytest.mark.parametrize("layout", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_leaves_in_turn(layout: str, accumulate: bool) -> None:
+    order = "tensor_core:sm90/leaf128"  # of 328: two, and a shorter one
+    admitted(case((1, 40, 136, 328), layout, out_dtype="float32", order=order, accumulate=accumulate))
+
+
 def test_bits_and_configurations_survive_their_text_and_a_graph() -> None:
     import torch
 

@@ -83,7 +83,7 @@ class CudaLive:
     def round(
         self, product: Product, launches: Sequence[Launch], at: Addresses, stream: int, in_a_row: int, patience: int
     ) -> CudaRound | None:
-        """Enqueue runs of each; an output that is read as well is left alone, another gets the bits it has."""
+        """Enqueue runs of each; an output that is read as well is left alone, another ends with the bits it has."""
         import torch
 
         cache = facts.device(self.device).l2_bytes

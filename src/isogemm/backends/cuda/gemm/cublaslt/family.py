@@ -5,6 +5,9 @@ product or a strided batch; sums in float32 (COMPUTE_32F). Split-K and reduction
 output element is one walk over K. Whether that walk is the contract's chain is not documented: it often is, and on odd
 shapes it often is not. Nothing here is trusted; an algorithm serves a product only where its bits were admitted.
 
+Leaves are calls one after the other, each added to what a float32 output holds: a weight gradient's, so the sums of all
+leaves need no registers beside those of one.
+
 A configuration is an algorithm of `search` as text; it is valid for one version of the library, which is part of the
 device's stamp.
 
@@ -19,7 +22,8 @@ from __future__ import annotations
 import ctypes
 import importlib
 import importlib.util
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .....base.dtypes import ITEMSIZE
@@ -35,6 +39,7 @@ from .search import Algorithm, Found
 
 OPERANDS = ("bfloat16", "float16")
 MOST = 64  # configurations that are offered
+MOST_LEAVES = 16  # one after the other: the output is read and written again for each
 LISTED = 8  # by the heuristic, for each size of workspace, at first use
 SECONDS = 1.0  # for the enumeration of one product
 BIASES = 64  # addresses of biases whose descriptors are kept
@@ -54,25 +59,22 @@ class CublasLt(ProductFamily):
 
         Needs the GPU: it is searched on torch's current device, and kept.
         """
-        if not _serves(product):
-            return ()
-        return _search(product, _current_device())
+        walk = _longest(product)
+        return _search(walk, _current_device()) if walk else ()
 
     def shortlist(self, product: Product, device: int) -> tuple[str, ...]:
         """The heuristic's list alone, which takes a millisecond."""
-        call = as_call(product)
-        if call is None or not _serves(product):
-            return ()
-        desc = Descriptors(call, 0, product.dtype_bias)
-        found = cublaslt_search.heuristic(handle(device), desc, _alignment(product, call), count=LISTED)
+        walk = _longest(product)
+        found = cublaslt_search.heuristic(handle(device), *_described(walk), count=LISTED) if walk else []
         return tuple(str(x.algorithm) for x in found)
 
     def around(self, product: Product, config: str) -> tuple[str, ...]:
         """All configurations with the algorithm id and the tile of `config`: a second round for whoever times them."""
-        if not _serves(product):
+        walk = _longest(product)
+        if walk is None:
             return ()
         chosen = cublaslt_search.settings(Algorithm.parse(config).data)
-        return _search(product, _current_device(), (chosen["ID"], chosen["TILE_ID"]))
+        return _search(walk, _current_device(), (chosen["ID"], chosen["TILE_ID"]))
 
     def supports(self, product: Product, config: str) -> bool:
         """Whether the product is one that cuBLASLt takes; `build` asks the library about the algorithm itself."""
@@ -80,7 +82,7 @@ class CublasLt(ProductFamily):
             Algorithm.parse(config)
         except OptionError:
             return False
-        return _serves(product)
+        return bool(walks(product))
 
     def bind(self, product: Product, config: str, device: int) -> Launch:
         """Rebuild the algorithm, have it checked for this very product, and bind it.
@@ -94,19 +96,14 @@ class CublasLt(ProductFamily):
         LayoutError
             The library refuses the algorithm for this product.
         """
-        call = as_call(product)
-        if call is None or not _serves(product):
+        found = walks(product)
+        if not found:
             raise LayoutError("product", limit="what CublasLt.supports", value=product, nearest="another family")
         algorithm = Algorithm.parse(config)
         if not cublaslt_search.walks_whole_k(cublaslt_search.settings(algorithm.data)):
             raise ContractError("cuBLASLt algorithm", limit="K in one piece", value=config, nearest="split-K of 1")
-        desc = Descriptors(call, 0, product.dtype_bias)
-        found = cublaslt_search.check(handle(device), desc, algorithm)
-        if found is None:
-            raise LayoutError(
-                "cuBLASLt algorithm", limit=f"what the library accepts for {call}", value=config, nearest="configs()"
-            )
-        launch = _bind(product, desc, found, device)
+        bound = {walk: _checked(walk, algorithm, device) for walk in dict.fromkeys(found)}
+        launch = _in_turn(product, [bound[walk] for walk in found])
         return launch if count() <= 1 else _in_context(launch, device)
 
 
@@ -116,6 +113,32 @@ def _current_device() -> int:
 
 def _installed() -> bool:
     return importlib.util.find_spec("nvmath") is not None
+
+
+@lru_cache(maxsize=4096)
+def walks(product: Product) -> tuple[Product, ...]:
+    """The product as products of one walk over K each, one after the other; none where the library has no such calls.
+
+    Leaves after the first begin with what the output holds by then.
+    """
+    order, k = product.contract.order, product.k
+    if order.kind != "leaf" or k <= order.size:
+        return (product,) if _serves(product) else ()
+    sums = replace(product, c=None, dtype_c=None, accumulate=False)
+    if product.dtype_out != "float32" or not (sums.plain and (product.c is None or product.accumulate)):
+        return ()
+    number = -(-k // order.size)
+    starts = [x * order.size * ITEMSIZE[product.dtype_a] for x in (product.a.col, product.b.row)]
+    first = replace(product, k=order.size, align=alignment(*starts, most=product.align))
+    onto = replace(first, c=product.out, dtype_c="float32", accumulate=True)
+    last = replace(onto, k=k - (number - 1) * order.size)
+    found = first, *[onto] * (number - 2), last
+    return found if number <= MOST_LEAVES and all(map(_serves, found)) else ()
+
+
+def _longest(product: Product) -> Product | None:
+    """The walk that algorithms are looked up for: of the longest ones the last."""
+    return max(reversed(walks(product)), key=lambda walk: walk.k, default=None)
 
 
 def _serves(product: Product) -> bool:
@@ -165,16 +188,20 @@ def _alignment(product: Product, call: CublasCall) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _search(product: Product, device: int, only: tuple[int, int] | None = None) -> tuple[str, ...]:
+def _search(walk: Product, device: int, only: tuple[int, int] | None = None) -> tuple[str, ...]:
     """What the library offers, or all that enumeration finds of one algorithm id and tile."""
-    call = as_call(product)
-    if call is None:
-        return ()
-    desc, align = Descriptors(call, 0, product.dtype_bias), _alignment(product, call)
+    desc, align = _described(walk)
     listed = [] if only else cublaslt_search.heuristic(handle(device), desc, align)
     found = cublaslt_search.enumerate_algorithms(handle(device), desc, align, seconds=SECONDS, only=only)
     kept = found if only else cublaslt_search.shortlist(listed, found, MOST)
     return tuple(str(x.algorithm) for x in kept)
+
+
+def _described(walk: Product) -> tuple[Descriptors, int]:
+    """The descriptors of one of `walks`, and its alignment."""
+    call = as_call(walk)
+    assert call is not None, walk
+    return Descriptors(call, 0, walk.dtype_bias), _alignment(walk, call)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +213,30 @@ class _Fixed:
     algorithm: ctypes.Array[ctypes.c_uint8]
     workspace: int
     device: int
+
+
+def _checked(walk: Product, algorithm: Algorithm, device: int) -> Launch:
+    """The launch of one walk, if the library takes the algorithm for it."""
+    desc, _ = _described(walk)
+    found = cublaslt_search.check(handle(device), desc, algorithm)
+    if found is None:
+        limit = f"what the library accepts for {desc.call}"
+        raise LayoutError("cuBLASLt algorithm", limit=limit, value=algorithm, nearest="configs()")
+    return _bind(walk, desc, found, device)
+
+
+def _in_turn(product: Product, launches: Sequence[Launch]) -> Launch:
+    """Walks one after the other along K, of which all but the first are added to the output."""
+    if len(launches) == 1:
+        return launches[0]
+    length = product.contract.order.size * ITEMSIZE[product.dtype_a]
+    a, b = product.a.col * length, product.b.row * length
+
+    def launch(at: Addresses, stream: int) -> None:
+        for i, walk in enumerate(launches):
+            walk(Addresses(at.a + i * a, at.b + i * b, at.out, at.out if i else at.c), stream)
+
+    return launch
 
 
 def _bind(product: Product, desc: Descriptors, found: Found, device: int) -> Launch:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from isogemm.lab import WallClock, environment, write_json
 
-from ..common import RESULTS, line_console, named_of, selected, slug
+from ..common import RESULTS, has_words, line_console, named_of, selected, slug
 from ..gpu.__main__ import _engine
 from .build import Shelf
 from .cases import SUITES, Case, Sizes, cases, tiny
@@ -49,9 +49,7 @@ def main(
     if quick:
         settings = Settings(rounds=5, block_seconds=2e-3, seed=seed, quick=True, compile_until=compile_until)
     engine = _engine() if device == "cuda" else HostEngine()
-    listed = {
-        case.name for words in profile.split(",") if words for case in chosen if set(words.split()) <= set(case.words)
-    }
+    listed = {case.name for words in profile.split(",") if words for case in chosen if has_words(case, words)}
     rows, path = run(chosen, settings, engine, Shelf(sizes, device, seed), out, console, listed)
     console.print(table(rows))
     console.print(summary(rows), soft_wrap=True)

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.common import Bar, selected
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import measure
-from benchmarks.cpu.cases import SUITES, Case, cases
+from benchmarks.cpu.cases import RANDOM, SUITES, Case, cases
 from benchmarks.cpu.measure import Machine, Settings, judge
 from benchmarks.cpu.operands import build, compare
 from benchmarks.cpu.processes import ReportedClock
@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from isogemm.contract import reference
 from isogemm.lab import Ceilings, Timing, read_json
 
-ALL = cases(SUITES)
+ALL = cases([*SUITES, RANDOM])
 
 
 def timing(name: str, seconds: float) -> Timing:

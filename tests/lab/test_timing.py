@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +16,8 @@ from isogemm.errors import LimitError, OptionError
 from isogemm.lab import Candidate, CpuClock, QuietClock, Timing, WallClock, interleave
 from isogemm.lab import clock as clocks
 from isogemm.lab.timing import MAX_CALLS
+
+PAUSE = WallClock.pause  # while tests run a clock does not rest
 
 
 class FakeClock:
@@ -199,6 +203,19 @@ def test_a_clock_of_the_processors_leaves_out_what_others_took(monkeypatch):
     assert (WallClock().elapsed(run, 0, 3), CpuClock().elapsed(run, 0, 3)) == (6.0, 3.0)
     monkeypatch.undo()
     assert CpuClock.now is time.process_time
+
+
+@pytest.mark.parametrize(
+    ("works", "asked", "slept"),
+    [(0.0, 0.03, 0.035), (0.105, 0.03, 0.11), (0.105, 0.2, 0.205), (math.inf, 0.03, 0.53), (math.inf, 0, 0.0)],
+)
+def test_a_pause_lasts_until_threads_of_the_process_rest(monkeypatch, works, asked, slept):
+    """A thread works for so many seconds from the beginning of a pause on."""
+    now = [0.0]
+    sleep = lambda seconds: now.__setitem__(0, now[0] + seconds)  # noqa: E731
+    monkeypatch.setattr(clocks, "time", SimpleNamespace(sleep=sleep, process_time=lambda: min(now[0], works)))
+    PAUSE(WallClock(), asked)
+    assert now[0] == pytest.approx(slept)
 
 
 def test_a_run_that_was_held_up_is_taken_again_by_the_calls_that_come_next(monkeypatch):

@@ -148,8 +148,9 @@ def interleave(
 
     Each round times one block of every candidate, in an order that rotates and turns round between rounds, so
     that a slow spell of the machine falls on all of them and none always follows the same neighbour. Before
-    each block there is a pause, because OpenBLAS, OpenMP runtimes and thread pools spin for some milliseconds
-    after a call: interleaving libraries call by call gave errors of up to 4x.
+    each block there is a pause, until no thread of the process works: OpenBLAS, OpenMP runtimes and thread pools
+    spin after a call, for a tenth of a second some of them, and interleaving libraries call by call gave errors
+    of up to 4x.
 
     Parameters
     ----------
@@ -160,7 +161,7 @@ def interleave(
     block_seconds : float
         Length of a block; a call longer than that is a block by itself.
     pause : float
-        Seconds of rest before each block.
+        Seconds of rest before each block, at least; 0 for none (`Clock.pause`).
     progress : callable, optional
         Called as ``progress(done, total, name)`` when a block (or a calibration) is done.
     clock : Clock

@@ -357,3 +357,12 @@ def test_blocks_of_a_deep_product_have_its_bits(monkeypatch):
             assert_same(call(), before)
     finally:
         tasks._tasks.clear()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_each_thread_has_a_share_of_weights_that_a_cache_may_hold(packed):
+    for threads in (1, 2, 3):
+        assert isogemm.plan(1, 4096, 1024, packed=packed, threads=threads).schedule.grid_n == threads
+    assert isogemm.plan(1, 8, 1024, packed=packed, threads=3).schedule.grid_n == 1  # one panel
+    assert isogemm.plan(1, 4096, 1040, packed=packed, threads=2).schedule.grid_n > 16
+    assert isogemm.plan(1, 4096, 1040, packed=packed, threads=1).schedule.grid_n == 1

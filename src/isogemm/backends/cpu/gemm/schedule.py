@@ -122,7 +122,7 @@ def _fine(p: Problem, threads: int, cpu: Target) -> int:
 
     Threads then read neighbouring weights: halves of 4096 x 11008 took 1.28 times as long, of 32000 x 2048 1.41. Chunks
     of smaller weights begin more walks than shares, and their number seldom suits the threads': 1.07 times as long in
-    caches, 1.05 from memory (one row of float32, two threads, Zen 4, by hand).
+    caches, 1.04 from memory (one row of float32, two threads, Zen 4, by hand).
     """
     panels = -(-p.n // cpu.nr)
     if threads == 1 or p.n * p.k * p.b_bytes <= SHARED_BYTES:

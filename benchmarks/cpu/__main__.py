@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from isogemm.backends.cpu.gemm.facts import learn_facts
 from isogemm.lab import environment, write_json
 
 from ..common import (
@@ -72,11 +73,13 @@ def _run(chosen: list[Case], settings: Settings, path: Path | None) -> tuple[lis
     machine, rows, stamp = Machine(), list[dict[str, Any]](), _stamp(settings.peers)
     _warn_if_busy(stamp)
     target = path or results_path("cpu", cpu_name(stamp))
+    thresholds = str(learn_facts())  # as `isogemm warm` does: else the first cases would go by others than the last
     for case, report in listed(chosen):
         for row in measure(case, settings, machine, report):
             rows.append(row)
-            extra = {"clock": settings.clock, "ceilings": machine.to_dict(), "groups": summarize(rows, GROUPS, against)}
-            write_json(target, rows, environment=stamp, benchmark="cpu", **extra)
+            extra = {"clock": settings.clock, "thresholds": thresholds, "ceilings": machine.to_dict()}
+            groups = summarize(rows, GROUPS, against)
+            write_json(target, rows, environment=stamp, benchmark="cpu", groups=groups, **extra)
     return rows, target
 
 

@@ -10,6 +10,8 @@ from benchmarks.cpu.cases import Case
 from benchmarks.cpu.operands import build
 from benchmarks.draw import of_cpus, of_gpus
 
+from isogemm.lab import rotation
+
 ALL = Group("all", "them", lambda row: True, 1.0, low=0.9, least=0.5)
 
 
@@ -18,7 +20,8 @@ def test_a_draw_repeats_and_a_longer_one_begins_with_it(of):
     assert of(3, 20) == of(3, 50)[:20] != of(4, 20)
 
 
-def test_hot_weights_are_one_matrix_and_cold_ones_many():
+def test_hot_weights_are_one_matrix_and_cold_ones_many(monkeypatch):
+    monkeypatch.setattr(rotation, "last_level_cache", lambda: 2**20)  # hundreds of megabytes are some CPU's
     hot, cold = (build(Case("random", "linear", 2, 9, 7, layout="NT", rotated=x), ("numpy",), 1) for x in (False, True))
     assert hot.operands == "in cache"
     assert "rotated over" in cold.operands

@@ -15,7 +15,7 @@ from isogemm.backends.cpu.emit import descriptor as f
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm import quads, wide
 from isogemm.backends.cpu.gemm.gemv import MAX_ROWS as GEMV_LIMIT
-from isogemm.backends.cpu.gemm.schedule import Schedule
+from isogemm.backends.cpu.gemm.schedule import STEP, Schedule, _depth
 from isogemm.backends.cpu.gemm.stream import MAX_ROWS as STREAM_LIMIT
 from isogemm.backends.cpu.gemm.tasks import task_for
 
@@ -50,6 +50,17 @@ def legal(draw: st.DrawFn, m: int, n: int, k: int, mix: str, stored: str) -> Sch
     nc = CPU.nr * draw(st.integers(1, 4))
     kc = draw(st.integers(1, k + 3) | st.integers(1, 8))
     return Schedule("tiled", a_mode, b_mode, mr, mc, nc, kc, grid_m, grid_n, threads)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5000))
+def test_blocks_of_k_are_even(k: int, about: int) -> None:
+    """None is a small rest, for which all sums would be loaded and stored once more."""
+    depth = _depth(k, about)
+    blocks = -(-k // depth)
+    assert depth % STEP == 0
+    assert depth < 1.5 * about + STEP or blocks == k // STEP + (k % STEP > 0)
+    assert blocks * depth - k < max(STEP, STEP * blocks)
+    assert blocks <= max(1, round(k / about))
 
 
 @settings(max_examples=250)

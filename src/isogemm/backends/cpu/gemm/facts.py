@@ -31,6 +31,8 @@ class Facts:
     """Thresholds between kernels."""
 
     gemv_rows: int  # rows up to which transposing weights in registers beats packing them
+    skinny_rows: int  # rows up to which all of A is packed once, and each panel of B used as soon as it is packed
+    skinny_depth: int  # of K, that such panels have, about
     seen_bytes: int  # of weights in place, up to which the same ones need not be asked for when they come again
     serial: int  # multiply-adds below which waking a thread costs more than it saves
     ridge: float  # flops per byte where all threads' peak meets their memory's bandwidth; only the word "bound" has it
@@ -38,7 +40,8 @@ class Facts:
 
     def __str__(self) -> str:
         return (
-            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; weights not asked for again up to "
+            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; rows packed at once up to "
+            f"{self.skinny_rows}, {self.skinny_depth} of K at a time; weights not asked for again up to "
             f"{self.seen_bytes / 2**20:g} MiB; one thread below {self.serial} multiply-adds; "
             f"ridge {self.ridge:.3g} flop/byte"
         )
@@ -58,7 +61,7 @@ measurer: Callable[[Facts], Facts] | None = None
 
 def usual() -> Facts:
     """The numbers where nothing is measured."""
-    return Facts(_ROWS[target().width], _SEEN_BYTES.get(target().name, 2**22), 48 * 1024, 7.0)
+    return Facts(_ROWS[target().width], 192, 256, _SEEN_BYTES.get(target().name, 2**22), 48 * 1024, 7.0)
 
 
 def facts() -> Facts:

@@ -18,6 +18,7 @@ from ..emit.target import target
 from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 from .gemv import store_columns
 from .quads import distance
+from .turn import WAY
 
 WIDTH, NR = target().width, target().nr
 MAX_ROWS = 4
@@ -63,7 +64,7 @@ def _walk(e: Emitter, element: int, rows: int, panels: int, args: tuple[Any, ...
             for value, slot in zip(column, row, strict=True):
                 e.b.store(e.fma(s, value, e.b.load(slot, typ=e.vec)), slot)
 
-    far = e.b.mul(k, e.i64(panels * NR * size))
+    far = e.i64(WAY.packed_ahead) if WAY.packed_ahead else e.b.mul(k, e.i64(panels * NR * size))
     ahead = distance(e, far, AHEAD_BYTES, flags)
     whole = e.b.and_(k, e.i64(-UNROLL))
     with e.loop(whole, step=UNROLL) as kk:

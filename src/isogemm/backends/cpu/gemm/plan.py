@@ -204,7 +204,7 @@ class Plan(AnyPlan):
         taken = "on panels" if self.packed else self.schedule.strategy
         lines = [
             ("-> if" if branch.kernel.endswith(taken) else "   if",
-             f"{branch.question.format(rows=facts().gemv_rows)}: {branch.kernel}")
+             f"{branch.question.format(facts())}: {branch.kernel}")
             for branch in TREE
         ]  # fmt: skip
         what = f"M is n, {self.n}: the transposed product is computed; " if self.swapped else ""

@@ -16,9 +16,9 @@ from .facts import facts
 
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
-SKINNY = 192  # rows up to which all of A is packed once and B panels are consumed as soon as they are packed
 DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
-KC = 512
+STEP = 4  # of K, that the register tile takes at once
+KC = 512  # of K, that a block has; `_depth` makes blocks even
 SHARED_BYTES = 16 * 2**20  # of weights that a cache may hold: a thread takes one share of them
 CHUNK_BYTES = 512 * 1024  # of other weights, that a thread takes at a time
 MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
@@ -150,10 +150,10 @@ def _small(p: Problem, threads: int, cpu: Target) -> Schedule:
 def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
     mr = _panel_rows(p, cpu)
     in_place = p.a_place and p.m <= min(4, mr)
-    if p.m > SKINNY or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
+    if p.m > facts().skinny_rows or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
         return _tiled(p, threads, cpu)
     grid_m, grid_n = 1, _fine(p, threads, cpu)
-    kc = p.k if p.m <= mr else KC
+    kc = p.k if p.m <= mr else _depth(p.k, KC)
     return Schedule(
         "gemv" if p.m <= STREAM_ROWS else "skinny",
         "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
@@ -163,21 +163,28 @@ def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
 def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
     grid_m, grid_n = (1, _fine(p, threads, cpu)) if p.b_lines else _split(p, threads, cpu, 2)
     # Panels of B that are contiguous in k come one at a time; rows of B want wide strips of contiguous memory.
-    nc = cpu.nr if p.b_lines else 512
-    return Schedule("skinny", "all", "block", cpu.mr, p.m, nc, 256, grid_m, grid_n, threads)
+    nc, kc = (cpu.nr, facts().skinny_depth) if p.b_lines else (512, 256)
+    return Schedule("skinny", "all", "block", cpu.mr, p.m, nc, _depth(p.k, kc), grid_m, grid_n, threads)
 
 
 def _tiled(p: Problem, threads: int, cpu: Target) -> Schedule:
     mr = _panel_rows(p, cpu)
     grid_m, grid_n = _split(p, threads, cpu, 1)
-    mc = MC_BYTES // (4 * KC) // mr * mr
+    kc = _depth(p.k, KC)
+    mc = MC_BYTES // (4 * kc) // mr * mr
     b_mode: Literal["prepared", "block"] = "prepared" if p.prepared else "block"
-    return Schedule("tiled", "block", b_mode, mr, mc, _columns(p, grid_n, cpu), KC, grid_m, grid_n, threads)
+    return Schedule("tiled", "block", b_mode, mr, mc, _columns(p, grid_n, cpu), kc, grid_m, grid_n, threads)
 
 
 def _panel_rows(p: Problem, cpu: Target) -> int:
     """Narrow prepared panels are widened by the tile that also walks A in place; it has fewer rows."""
     return cpu.mr_direct if p.prepared and p.b_bytes != 4 else cpu.mr
+
+
+def _depth(k: int, about: int) -> int:
+    """K in even blocks of some `about`, at most half as much again: sums are loaded and stored anew for each."""
+    blocks = max(1, round(k / about))
+    return max(STEP, -(-k // (STEP * blocks)) * STEP)
 
 
 def _columns(p: Problem, grid_n: int, cpu: Target) -> int:
@@ -190,14 +197,14 @@ def _columns(p: Problem, grid_n: int, cpu: Target) -> int:
 class ScheduleBranch:
     """One question of the tree, and who computes where its answer is yes."""
 
-    question: str  # with the number of rows up to which ``gemv`` serves in the place of {rows}
+    question: str  # with this machine's `facts` in their places
     kernel: str  # A strategy, or several
     holds: Callable[[Problem, Target], bool]
     make: Callable[[Problem, int, Target], Schedule]
 
 
 TREE = (
-    ScheduleBranch("M <= {rows}, B stored [n, k]", "gemv", _gemv, _few_rows),
+    ScheduleBranch("M <= {0.gemv_rows}, B stored [n, k]", "gemv", _gemv, _few_rows),
     ScheduleBranch(
         f"M <= {STREAM_ROWS}, B stored [k, n]", "stream",
         lambda p, cpu: p.b_rows and p.m <= STREAM_ROWS and not p.prepared and p.m * p.k <= DEEP, _few_rows,
@@ -207,8 +214,9 @@ TREE = (
         "M N K <= 96^3, A of float32", "small", lambda p, cpu: p.a_place and p.m * p.n * p.k <= SMALL, _small
     ),
     ScheduleBranch(
-        f"M <= {SKINNY}", "skinny", lambda p, cpu: p.m <= SKINNY and max(p.m, cpu.mr) * p.k <= DEEP, _skinny
+        "M <= {0.skinny_rows}", "skinny",
+        lambda p, cpu: p.m <= facts().skinny_rows and max(p.m, cpu.mr) * p.k <= DEEP, _skinny,
     ),
-    ScheduleBranch(f"M > {SKINNY}", "tiled", lambda p, cpu: True, _tiled),
+    ScheduleBranch("M > {0.skinny_rows}", "tiled", lambda p, cpu: True, _tiled),
 )  # fmt: skip
 """The first question that holds decides; no answer changes a bit."""

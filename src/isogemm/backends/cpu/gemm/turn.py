@@ -39,20 +39,39 @@ class TurnWay:
         Of weights that may come from memory, with rows of less bytes than this beside one another, the next strip is
         asked for instead, from one end to the other: what follows a row finds its end too soon.
     wide : bool
-        Vectors have 16 lanes: `wide` has the instructions, in the place of these, and for up to four rows of x.
+        Vectors have 16 lanes where the processor has such: `wide` has the instructions, in the place of these, and for
+        up to four rows of x.
+    quarters : bool
+        In `wide`, one vector of four is put together from quarters, for which two ports serve, where an exchange of
+        lanes has one.
+    hint : str
+        With which `wide` asks for lines.
+    packed_ahead : int
+        Bytes ahead that each panel of packed weights from memory is asked for; 0, the panels that come next instead.
     """
 
     blends: bool = False
     goes_on: bool = False
     short: int = 0
     wide: bool = False
+    quarters: bool = False
+    hint: str = "t0"
+    packed_ahead: int = 0
 
 
 # By the compiler's name of a processor. Zen 3 begins one insertion in a step and four blends, and it reads 16 rows from
-# memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it.
-# Zen 5 has vectors of 16 lanes in one step, and four ports for shuffles inside 128-bit lanes.
-WAYS = {"znver3": TurnWay(blends=True, goes_on=True, short=1536), "znver5": TurnWay(wide=True)}
-WAY = WAYS.get(target().name, TurnWay())
+# memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it. Zen 4 takes two steps
+# for vectors of 16 lanes. Zen 5 has four ports for shuffles inside 128-bit lanes, and its hint does not put lines into
+# the second-level cache as they leave the first: with 1.3 to 3 MB, which that cache holds in part, 1.05 of the speed.
+WAYS = {
+    "znver3": TurnWay(blends=True, goes_on=True, short=1536),
+    "znver4": TurnWay(),
+    "znver5": TurnWay(wide=True, hint="nta"),
+}
+# As measured on a Xeon of 2023 or later: one port exchanges lanes, and what that hint brought was not there when it
+# was wanted, at 0.4 of the speed from the last cache.
+OTHERS = TurnWay(wide=True, quarters=True, packed_ahead=512)
+WAY = WAYS.get(target().name, OTHERS)
 # So many bytes ahead, by blocks, each row is asked for, into the first-level cache: 24 rows are more than a processor
 # follows by itself.
 NEAR_BYTES = {3: 128, 2: 256}
@@ -149,23 +168,24 @@ class _Turn:
 
 
 def _pairs() -> Iterator[str]:
+    """Two neighbouring k of two rows in each 128 bits: this shuffle Xeons begin twice in a step, an unpack once."""
     for i, (low, high) in enumerate(((0, 1), (2, 3))):
-        for j, half in enumerate("lh"):
-            yield f"vunpck{half}ps %ymm{ROWS[high]}, %ymm{ROWS[low]}, %ymm{PAIRS[2 * i + j]}"
+        for j, pick in enumerate(("0x44", "0xee")):
+            yield f"vshufps $${pick}, %ymm{ROWS[high]}, %ymm{ROWS[low]}, %ymm{PAIRS[2 * i + j]}"
 
 
 def _sums(block: int) -> Iterator[str]:
     """Columns from pairs, each into its sums; k ascending."""
     a, b, c, d = PAIRS
 
-    def column(half: str, second: int, first: int, to: int) -> str:
-        return f"vunpck{half}pd %ymm{second}, %ymm{first}, %ymm{to}"
+    def column(odd: bool, second: int, first: int, to: int) -> str:
+        return f"vshufps $${'0xdd' if odd else '0x88'}, %ymm{second}, %ymm{first}, %ymm{to}"
 
     def add(k: int, register: int) -> str:
         return f"vfmadd231ps %ymm{X[k]}, %ymm{register}, ${block}"
 
-    yield from (column("l", c, a, SPARE), column("h", c, a, a), add(0, SPARE), column("l", d, b, c))
-    yield from (add(1, a), column("h", d, b, d), add(2, c), add(3, d))
+    yield from (column(False, c, a, SPARE), column(True, c, a, a), add(0, SPARE), column(False, d, b, c))
+    yield from (add(1, a), column(True, d, b, d), add(2, c), add(3, d))
 
 
 def multiples(e: Emitter, line: Any) -> tuple[Any, ...]:

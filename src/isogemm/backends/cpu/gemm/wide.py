@@ -1,9 +1,9 @@
 """A strip of few rows' walk over weights in place, in x86 instructions on vectors of 16 lanes: 16 to 48 weight rows.
 
-What `turn` is on vectors of 8 lanes, for a processor whose vectors of 16 take no longer and that begins four shuffles
-inside 128-bit lanes in a step (Zen 5): then 8 k of 16 rows are 8 loads, 8 that join another half, 8 exchanges of lanes,
-16 shuffles inside them and 8 sums, 40 instructions on four ports for 128 weights. Two chains of sums end at 8 weights a
-step, which is what comes from the second-level cache. The last k of a row are a turn like all others: x ends in -0 and
+What `turn` is on vectors of 8 lanes, for a processor whose vectors of 16 take no longer: 8 k of 16 rows are 8 loads, 8
+that join another half, 8 exchanges of lanes, 16 shuffles inside them and 8 sums, 40 instructions on four ports (Zen 5)
+or two (Xeons) for 128 weights. Two chains of sums end at 8 weights a step, which is what comes from the second-level
+cache of a Zen 5; a Xeon's ports end at 6. The last k of a row are a turn like all others: x ends in -0 and
 the weights in +0, whose product is the -0 that changes no sum. Contract: ``fma/chain``.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import binding, ir
 
 from ..emit.vectors import CACHE_LINE, F32, F32_BYTES, I32, I64, Emitter
-from .turn import MULTIPLES, address
+from .turn import MULTIPLES, WAY, address
 
 LANES, QUAD, DEPTH = 16, 4, 16
 HALF = DEPTH // 2  # k of a block that are transposed together
@@ -73,10 +73,15 @@ class _Turn:
         lines, first, second = list[str](), list[int](), list[int]()
         for j in range(QUAD):
             low, high, other, *rest = free
-            for base, register in ((2 * block, low), (2 * block + 1, high)):
-                lines += self._joined(self._bases + base, j, F32_BYTES * HALF * half, register)
-            lines += [f"vshuff32x4 $$0x88, %zmm{high}, %zmm{low}, %zmm{other}"]
-            lines += [f"vshuff32x4 $$0xdd, %zmm{high}, %zmm{low}, %zmm{high}"]
+            offset, bases = F32_BYTES * HALF * half, (self._bases + 2 * block, self._bases + 2 * block + 1)
+            if WAY.quarters and j == QUAD - 1 and not self.masked:
+                for i, register in enumerate((other, high)):
+                    lines += self._quarters(bases, j, offset + F32_BYTES * QUAD * i, register)
+            else:
+                for base, register in zip(bases, (low, high), strict=True):
+                    lines += self._joined(base, j, offset, register)
+                lines += [f"vshuff32x4 $$0x88, %zmm{high}, %zmm{low}, %zmm{other}"]
+                lines += [f"vshuff32x4 $$0xdd, %zmm{high}, %zmm{low}, %zmm{high}"]
             first, second, free = [*first, other], [*second, high], [low, *rest]
         return lines, [first, second]
 
@@ -89,6 +94,12 @@ class _Turn:
         else:
             yield f"vmovups {low}, %ymm{register}"
             yield f"vinsertf32x8 $$1, {high}, %zmm{register}, %zmm{register}"
+
+    def _quarters(self, bases: tuple[int, int], row: int, offset: int, register: int) -> Iterator[str]:
+        """Four k of rows j, j + 4, j + 8 and j + 12: no lanes are left to exchange."""
+        places = [address(base, self._lines, j, offset) for base in bases for j in (row, row + 4)]
+        yield f"vmovups {places[0]}, %xmm{register}"
+        yield from (f"vinsertf32x4 $${i}, {places[i]}, %zmm{register}, %zmm{register}" for i in range(1, 4))
 
     def _sums(self, unit: int, groups: list[list[int]], pairs: list[int]) -> Iterator[str]:
         """Columns of both groups, each into its sums, k ascending; behind the last block x goes on by eight k."""
@@ -120,7 +131,7 @@ class _Turn:
         if self.masked:
             return []
         lines = [f"leaq (${self._bases + unit},${self._last}), %rax"]
-        return lines + [f"prefetchnta {address('%rax', self._lines, j, 0)}" for j in range(8)]
+        return lines + [f"prefetch{WAY.hint} {address('%rax', self._lines, j, 0)}" for j in range(8)]
 
     def text(self) -> str:
         units = self.blocks * (1 if self.masked else DEPTH // HALF)

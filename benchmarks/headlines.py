@@ -19,8 +19,9 @@ __all__ = ["headlines"]
 
 MODEL, MODEL_COMPILED = "gpu-h200-2026-11-29-model.json", "gpu-h200-2026-11-29-model-compiled.json"
 GPU = "gpu-h200-2026-11-21.json"
-# Seeds of drawn products whose kernels the models chose, and those of which they were timed live.
-CHOSEN, TIMED = (1065, 1066, 1067), (1051, 1052, 1053, 1061, 1062, 1063, 1064)
+# Days and seeds of drawn products whose kernels the models chose, and those of which they were timed live.
+CHOSEN = tuple(("2026-11-29", seed) for seed in (1065, 1066, 1067, 1071, 1072, 1073))
+TIMED = (("2026-11-28", 1063), ("2026-11-28", 1064), *(("2026-11-29", seed) for seed in (1081, 1082, 1083)))
 CPU = {
     "AVX-512 (Zen 5)": "cpu-znver5-2026-11-26-random-5053.json",
     "AVX-512 (Zen 4)": "cpu-znver4-2026-11-24-random-2027.json",
@@ -58,12 +59,12 @@ def _gpu() -> str:
     torch, peer = ([x for row in linears if (x := against(row, name))] for name in (TORCH, PEER))
     compiled = next(row for row in _rows(MODEL_COMPILED) if row["name"] == COMPILED)
     whole = next(v["ratio"] for v in compiled["verdicts"] if v["ours"] == WHOLE)
-    chosen = [f"gpu-h200-2026-11-29-random-{seed}.json" for seed in CHOSEN]
-    timed = [f"gpu-h200-2026-11-28-random-{seed}-tuned.json" for seed in TIMED]
+    chosen = [f"gpu-h200-{day}-random-{seed}.json" for day, seed in CHOSEN]
+    timed = [f"gpu-h200-{day}-random-{seed}-tuned.json" for day, seed in TIMED]
     return (
         "**Speed on a GPU.** 16-bit products of sizes drawn at random (N and K multiples of 8), against the fastest of "
         f"torch's ways, in the geometric mean: {_drawn(chosen)} as models choose, {_drawn(timed)} others after live "
-        "timing ([H200s, ten draws](docs/performance.md#products-on-a-gpu)). bfloat16 "
+        "timing ([H200s, eleven draws](docs/performance.md#products-on-a-gpu)). bfloat16 "
         f"linears of language models, from a table: {cell(torch)} times torch's speed, {cell(peer)} times that of "
         f"{PEER}, geometric mean and range ({_link('H200', GPU)}). A whole model decodes at "
         f"{whole:.2f} times the speed of torch compiled, in CUDA graphs ({_link('H200', MODEL_COMPILED)})."

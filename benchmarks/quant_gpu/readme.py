@@ -16,8 +16,9 @@ Row = Mapping[str, Any]
 
 def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The page's text between the marks."""
-    # A case that a later file measured again counts there alone.
-    every = list({row["name"]: row for run in runs for row in run["rows"] if row["timings"]}.values())
+    # A case that a later file measured again counts there alone, but for the peers that only an earlier one had.
+    timed = [row for run in runs for row in run["rows"] if row["timings"]]
+    every = list({row["name"]: row for row in timed}.values())
     rows, drawn = ([row for row in every if (row.get("suite") == RANDOM) == random] for random in (False, True))
     device = runs[0]["device"]["before"]["name"]
     ms = sorted({row["m"] for row in rows})
@@ -35,8 +36,8 @@ def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str])
         out.append(f"| {n}, {k} | {fmt} | " + " | ".join(_cell(found.get(m)) for m in ms) + " |")
     peers = [
         f"Relative to llama.cpp's CUDA kernels, which quantize activations, the speed of `same` is "
-        f"{_range(rows, OURS, 'llama.cpp')}, that of `q8` {_range(rows, Q8, 'llama.cpp')}; relative to GemLite, with "
-        f"the nearest format that it has, `same` {_range(rows, OURS, 'gemlite')}."
+        f"{_range(timed, OURS, 'llama.cpp')}, that of `q8` {_range(timed, Q8, 'llama.cpp')}; relative to GemLite, "
+        f"with the nearest format that it has, `same` {_range(timed, OURS, 'gemlite')}."
     ]
     floats = [row for row in rows if _ratio(row, FP32, PLAIN_FP32)]
     if floats:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from isogemm.backends.cpu.gemm.facts import learn_facts
+from isogemm.backends.cpu.device import HostDevice
 from isogemm.lab import environment, write_json
 
 from ..common import (
@@ -73,7 +73,9 @@ def _run(chosen: list[Case], settings: Settings, path: Path | None) -> tuple[lis
     machine, rows, stamp = Machine(), list[dict[str, Any]](), _stamp(settings.peers)
     _warn_if_busy(stamp)
     target = path or results_path("cpu", cpu_name(stamp))
-    thresholds = str(learn_facts())  # as `isogemm warm` does: else the first cases would go by others than the last
+    thresholds = str(
+        HostDevice.learn_facts()
+    )  # as `isogemm warm` does: else the first cases would go by others than the last
     for case, report in listed(chosen):
         for row in measure(case, settings, machine, report):
             rows.append(row)

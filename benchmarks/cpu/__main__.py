@@ -73,9 +73,8 @@ def _run(chosen: list[Case], settings: Settings, path: Path | None) -> tuple[lis
     machine, rows, stamp = Machine(), list[dict[str, Any]](), _stamp(settings.peers)
     _warn_if_busy(stamp)
     target = path or results_path("cpu", cpu_name(stamp))
-    thresholds = str(
-        HostDevice.learn_facts()
-    )  # as `isogemm warm` does: else the first cases would go by others than the last
+    # As `isogemm warm` does: else the first cases would go by other thresholds than the last.
+    thresholds = str(HostDevice.learn_facts())
     for case, report in listed(chosen):
         for row in measure(case, settings, machine, report):
             rows.append(row)

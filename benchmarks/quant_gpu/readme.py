@@ -16,7 +16,7 @@ Row = Mapping[str, Any]
 
 def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     """The page's text between the marks."""
-    # A case that a later file measured again counts there alone, but for the peers that only an earlier one had.
+    # A case that a later file measured again counts there alone; beside a peer, in the last file that has the peer.
     timed = [row for run in runs for row in run["rows"] if row["timings"]]
     every = list({row["name"]: row for row in timed}.values())
     rows, drawn = ([row for row in every if (row.get("suite") == RANDOM) == random] for random in (False, True))
@@ -83,7 +83,7 @@ def _ratio(row: Row, ours: str, peer: str) -> float | None:
 
 
 def _range(rows: Iterable[Row], ours: str, peer: str) -> str:
-    found = [ratio for row in rows if (ratio := _ratio(row, ours, peer))]
+    found = {row["name"]: ratio for row in rows if (ratio := _ratio(row, ours, peer))}.values()
     return f"{min(found):.2f} to {max(found):.2f}" if found else "not measured"
 
 

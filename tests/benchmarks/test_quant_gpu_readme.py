@@ -24,6 +24,9 @@ def test_cells_ranges_and_bits():
         row("Q4_0", 16, {(same, plain): 9.0}, differing=7),
     ]}  # fmt: skip
     second = {**stamp, "rows": [row("Q4_0", 16, {(same, plain): 1.5, (same, "llama.cpp"): 2.5})]}
+    third = {**stamp, "rows": [row("Q4_0", 1, {(same, plain): 2.2, (same, "llama.cpp"): 0.6})]}
+    text = " ".join(quant_gpu_section([first, second, third], ["one.json"]).split())
+    assert "`same` is 0.60 to 2.50, that of `q8` 4.00 to 4.00; relative to GemLite" in text
     text = " ".join(quant_gpu_section([first, second], ["one.json", "two.json"]).split())
     assert "| 32, 64 | Q4_0 | 2.00 / 3.00 | 1.50 / – |" in text
     assert "`same` is 0.50 to 2.50, that of `q8` 4.00 to 4.00; relative to GemLite" in text

@@ -17,7 +17,7 @@ from isogemm.backends.cpu.gemm import execute
 from isogemm.problem.settings import PLAIN, Settings
 
 MIXES = ((F32, F32, F32), (BF16, BF16, BF16), (F16, F16, F16), (F32, F16, F32))
-SHAPES = ((1, 37, 45), (3, 37, 45), (11, 19, 45), (20, 37, 45), (70, 3, 21), (200, 19, 45), (6, 9, 530))
+SHAPES = ((1, 37, 45), (3, 37, 45), (11, 19, 45), (20, 37, 45), (70, 3, 21), (200, 19, 45), (6, 9, 530), (13, 9, 830))
 SCALED = Settings(isogemm.Contract(), alpha=0.3, beta=-2.0)
 
 

@@ -33,6 +33,7 @@ CHOICES = {
     "most": MOST,
     "packed early": replace(USUAL, gemv_rows=3, serial=0),
     "asked for": replace(MOST, seen_bytes=0),
+    "shallow": replace(MOST, gemv_rows=3, skinny_depth=8),
 }
 
 
@@ -60,7 +61,7 @@ def never(usual: Facts) -> Facts:
 @pytest.mark.parametrize("name", CHOICES)
 def test_no_choice_reaches_a_bit(name: str) -> None:
     facts.set_facts(CHOICES[name])
-    for m, n, k in ((1, 71, 43), (1, 259, 130), (2, 130, 37), (4, 97, 64), (7, 150, 129), (30, 66, 75), (65, 40, 33)):
+    for m, n, k in ((1, 71, 43), (1, 259, 130), (2, 130, 37), (4, 97, 64), (7, 150, 129), (30, 66, 75), (200, 40, 33)):
         x, w = values((m, k), seed=1, special=True), values((n, k), seed=2)
         wanted, packed = product(x, w.T), isogemm.pack(w)
         for _ in range(3):  # the same weights again are not asked for
@@ -83,6 +84,12 @@ def test_choices_choose() -> None:
             *(int(task.rows[1, f.STRATEGY]) for task in (one, many)), int(one.rows[1, f.SEEN]), many.threads > 1
         ]  # fmt: skip
 
+    blocks = {}
+    for name in ("usual", "shallow"):
+        facts.set_facts(CHOICES[name])
+        row = task_for(values((300, 100)), values((64, 100)).T, np.empty((300, 64), F32), None, 1).rows[1]
+        blocks[name] = int(row[f.A_MODE]), int(row[f.KC])
+    assert blocks == {"usual": (f.PACK_BLOCK, 100), "shallow": (f.PACK_ALL, 9)}
     assert walks("most") == [f.QUADS, f.GEMV, 0, False]
     assert walks("least") == [f.TILED, f.TILED, 0, True]
     assert walks("asked for") == [f.QUADS, f.GEMV, f.NEVER_SEEN, False]
@@ -188,6 +195,6 @@ def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) ->
     assert set(ran) == {2}
     assert found.source == "measured"
     assert (found.gemv_rows, found.seen_bytes) == ((64, 2**18) if wins == 0 else (8, 2**24))
-    assert (found.skinny_rows, found.skinny_depth) == ((512, 4096) if wins == 0 else (192, 256))
+    assert (found.skinny_rows, found.skinny_depth) == ((512, 2048) if wins == 0 else (192, 256))
     assert found.serial == (2**23 if wins == 0 else 2**14)
     assert facts.facts() == USUAL

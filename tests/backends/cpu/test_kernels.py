@@ -151,10 +151,10 @@ def test_which_walk_takes_few_rows_in_place() -> None:
 
     assert fits(1500)
     one_set, turns = 2 * quads.SET_BYTES, quads.GOES_ON
-    assert fits(one_set) == (not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= quads.WAYS)
+    assert fits(one_set) == (not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= quads.CACHE_WAYS)
     two_sets = not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= 2 * quads.WAYS
     assert fits(one_set + quads.SET_BYTES // 2) == two_sets
-    assert fits(one_set, one_set, BFLOAT16) == (quads.BLOCKS[1] * quads.WIDTH <= quads.WAYS)
+    assert fits(one_set, one_set, BFLOAT16) == (quads.BLOCKS[1] * quads.WIDTH <= quads.CACHE_WAYS)
     assert fits(one_set, one_set) == fits(one_set) or turns  # beside one another
     assert fits(8 * one_set, 8 * one_set) == fits(8 * one_set)  # eight such rows have no room
     wide = quads.NEXT_BYTES + 1500  # over as many sets of the cache
@@ -351,7 +351,7 @@ def test_accumulate_continues_the_chain_at_any_cut(m: int, n: int, k: int, store
                 out.check(want)
 
 
-@pytest.mark.parametrize(("m", "n", "k", "stored"), [*CONTINUED, (3, 37, 33, "packed"), (70, 37, 600, "packed")])
+@pytest.mark.parametrize(("m", "n", "k", "stored"), [*CONTINUED, (3, 37, 33, "packed"), (70, 37, 830, "packed")])
 def test_accumulate_with_an_epilogue(m: int, n: int, k: int, stored: str) -> None:
     a, b, _ = Walk("", m, n, k, stored, ("", "", "")).operands("f32", special=False)
     c, bias = edges((m, n), F32, 14), edges((n,), F32, 15)

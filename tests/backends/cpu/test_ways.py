@@ -1,4 +1,4 @@
-"""Every processor's way of walking few rows has the same bits, also here where another one is taken."""
+"""Every processor's way of walking few rows in place has the same bits, also here where another one is taken."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from isogemm.backends.cpu.gemm import quads, turn, wide
 pytestmark = pytest.mark.skipif(not target().x86, reason="ways are those of x86 processors")
 
 WAYS = {**turn.WAYS, "others": turn.OTHERS}
-SHAPES = ((1, 32, 64), (1, 71, 43), (1, 9, 6), (1, 130, 257), (2, 113, 37), (3, 16, 129), (3, 70, 50), (4, 97, 16))
-MARGIN = 5  # elements behind each row of the output and of the weights
+ONE = ((1, 32, 64), (1, 71, 43), (1, 9, 6), (1, 40, 6), (1, 130, 257), (1, 40, 1019))  # the last 4 KiB apart
+SHAPES = (*ONE, (2, 113, 37), (3, 16, 129), (3, 40, 9), (3, 70, 50), (4, 97, 16))
+MARGIN = 5  # elements behind each row of the output and of the weights, which nobody may take for one of them
 
 
 @pytest.fixture(params=WAYS)
@@ -42,7 +43,8 @@ def test_a_way_has_the_bits_of_the_definition(walk: Callable[..., None]) -> None
     for m, n, k in SHAPES:
         x, kept = values((m, k), seed=m, special=True), values((n, k + MARGIN), seed=n)
         w, c = kept[:, :k], values((m, n), seed=k)
-        for flags in (0, quads.IN_CACHE, quads.from_memory(m, 4 * k, 4 * k, 0)):
+        kept[:, k:] = np.nan
+        for flags in (0, quads.IN_CACHE, quads.from_memory(m, w.strides[0], 4 * k, 0)):
             for start in (None, c):
                 room = np.full((m, n + MARGIN), np.nan, F32)
                 if start is not None:

@@ -31,7 +31,7 @@ class Facts:
     """Thresholds between kernels."""
 
     gemv_rows: int  # rows up to which transposing weights in registers beats packing them
-    skinny_rows: int  # rows up to which all of A is packed once, and each panel of B used as soon as it is packed
+    skinny_rows: int  # rows up to which panels of B [n, k] are used as soon as they are packed, and A packed at once
     skinny_depth: int  # of K, that such panels have, about
     seen_bytes: int  # of weights in place, up to which the same ones need not be asked for when they come again
     serial: int  # multiply-adds below which waking a thread costs more than it saves
@@ -40,8 +40,8 @@ class Facts:
 
     def __str__(self) -> str:
         return (
-            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; rows packed at once up to "
-            f"{self.skinny_rows}, {self.skinny_depth} of K at a time; weights not asked for again up to "
+            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; panels used as packed up to "
+            f"{self.skinny_rows} rows, {self.skinny_depth} of K at a time; weights not asked for again up to "
             f"{self.seen_bytes / 2**20:g} MiB; one thread below {self.serial} multiply-adds; "
             f"ridge {self.ridge:.3g} flop/byte"
         )

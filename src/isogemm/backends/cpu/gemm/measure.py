@@ -32,7 +32,8 @@ def measure(usual: Facts) -> Facts:
     first = -store.ctypes.data % ALIGN // 4
     store = store[first : first + STORE // 4]
     try:
-        found = replace(_skinny(store, usual), gemv_rows=_gemv_rows(store, usual), source="measured")
+        found = _skinny(store, usual)
+        found = replace(found, gemv_rows=_gemv_rows(store, found), source="measured")
         found = replace(found, seen_bytes=_seen_bytes(store, usual), serial=_serial(usual), ridge=_ridge(store, usual))
     finally:
         set_facts(usual)
@@ -79,7 +80,7 @@ def _skinny(store: Array, usual: Facts) -> Facts:
     """Up to how many rows panels of as much of K as is there, used as soon as they are packed, beat blocks."""
     w, best = store[: 509 * 2044].reshape(509, 2044), usual
     for rows in (256, 384, 512):
-        deep = replace(usual, skinny_rows=rows, skinny_depth=4096)
+        deep = replace(usual, skinny_rows=rows, skinny_depth=2048)
         panels, blocks = times([_product(rows, w, deep), _product(rows, w, usual)])
         if panels > blocks * _margin(usual=False):
             break

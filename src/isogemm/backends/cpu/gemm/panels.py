@@ -26,7 +26,7 @@ MAX_ROWS = 4
 PANELS = {1: 4, 2: 4, 3: 2, 4: 2} if WIDTH == 16 else {1: 4, 2: 2, 3: 1, 4: 1}
 UNROLL = 4
 # The panels that come next are asked for meanwhile, into the second-level cache; where they are too large, so far ahead
-# in each.
+# in each, and where a processor has a distance of its own (`packed_ahead`), that far.
 AHEAD_BYTES = 2048
 # Of weights, up to which two to four rows walk several panels; vectors of 16 lanes bring a panel at a time sooner from
 # memory (0.67 to 0.88 of the time with 4 to 42 MB). One row has shorter chains so, whatever its weights' size.

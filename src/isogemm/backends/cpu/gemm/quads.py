@@ -48,7 +48,7 @@ IN_CACHE = 2
 THROUGH, NARROW = 4, 8
 THROUGH_BYTES = 2**16  # of the next strip, which has to stay in the second-level cache until it is walked
 LONG_BYTES = 1024
-SET_BYTES, WAYS = 4096, 8  # lines so far apart fall into one set of a first-level cache, and so many stay there
+SET_BYTES, CACHE_WAYS = 4096, 8  # lines so far apart fall into one set of a first-level cache, and so many stay there
 LINES = 3  # of each weight row that are there at once: the one that is read, and those that were asked for
 
 
@@ -58,7 +58,7 @@ def fits(rows: int, line: int, row: int, element: int) -> bool:
     Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
     """
     if lanes(rows, element) > WIDTH:
-        return _stay(2 * wide.LANES, line, wide.WAYS)
+        return _stay(2 * wide.LANES, line, wide.CACHE_WAYS)
     at_once = (FROM_MEMORY if _is_in_order(rows, element) else BLOCKS[rows]) * WIDTH
     several = _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
     return several or from_memory(rows, line, row, element) != 0
@@ -103,7 +103,7 @@ def lanes(rows: int, element: int) -> int:
     return wide.LANES if WIDE and element == FLOAT32 else WIDTH
 
 
-def _stay(at_once: int, line: int, ways: int = WAYS) -> bool:
+def _stay(at_once: int, line: int, ways: int = CACHE_WAYS) -> bool:
     """Each line of a weight row is read four times, and has to stay in the first-level cache meanwhile."""
     places = (i * line % SET_BYTES // CACHE_LINE + ahead for i in range(at_once) for ahead in range(LINES))
     return max(Counter(place % (SET_BYTES // CACHE_LINE) for place in places).values()) <= ways

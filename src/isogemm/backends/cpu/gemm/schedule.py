@@ -17,12 +17,12 @@ from .facts import facts
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
 DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
-STEP = 4  # of K, that the register tile takes at once
-KC = 512  # of K, that a block has; `_depth` makes blocks even
+SKINNY = 192  # as `facts` have for B stored [n, k], of other B
+KC = 512  # of K, that a block has, about
 SHARED_BYTES = 16 * 2**20  # of weights that a cache may hold: a thread takes one share of them
 CHUNK_BYTES = 512 * 1024  # of other weights, that a thread takes at a time
 MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
-NC = 4096  # columns of a packed block of B: 8 MiB of fp32 beside KC
+NC = 4096  # columns of a packed block of B: 8 MiB of fp32 at KC
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ def _small(p: Problem, threads: int, cpu: Target) -> Schedule:
 def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
     mr = _panel_rows(p, cpu)
     in_place = p.a_place and p.m <= min(4, mr)
-    if p.m > facts().skinny_rows or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
+    if p.m > SKINNY or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
         return _tiled(p, threads, cpu)
     grid_m, grid_n = 1, _fine(p, threads, cpu)
     kc = p.k if p.m <= mr else _depth(p.k, KC)
@@ -183,8 +183,7 @@ def _panel_rows(p: Problem, cpu: Target) -> int:
 
 def _depth(k: int, about: int) -> int:
     """K in even blocks of some `about`, at most half as much again: sums are loaded and stored anew for each."""
-    blocks = max(1, round(k / about))
-    return max(STEP, -(-k // (STEP * blocks)) * STEP)
+    return max(1, -(-k // max(1, round(k / about))))
 
 
 def _columns(p: Problem, grid_n: int, cpu: Target) -> int:
@@ -214,9 +213,10 @@ TREE = (
         "M N K <= 96^3, A of float32", "small", lambda p, cpu: p.a_place and p.m * p.n * p.k <= SMALL, _small
     ),
     ScheduleBranch(
-        "M <= {0.skinny_rows}", "skinny",
-        lambda p, cpu: p.m <= facts().skinny_rows and max(p.m, cpu.mr) * p.k <= DEEP, _skinny,
+        f"M <= {{0.skinny_rows}}, of other B than [n, k] {SKINNY}", "skinny",
+        lambda p, cpu: p.m <= (facts().skinny_rows if p.b_lines else SKINNY) and max(p.m, cpu.mr) * p.k <= DEEP,
+        _skinny,
     ),
-    ScheduleBranch("M > {0.skinny_rows}", "tiled", lambda p, cpu: True, _tiled),
+    ScheduleBranch("more rows", "tiled", lambda p, cpu: True, _tiled),
 )  # fmt: skip
 """The first question that holds decides; no answer changes a bit."""

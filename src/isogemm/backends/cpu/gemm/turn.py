@@ -3,7 +3,7 @@
 What `quads` emits through the compiler for other targets and more rows. The compiler has room for two vectors' sums in
 16 registers, not three: a chain waits four steps for its next sum, so that 16 sums leave the multipliers idle. The
 loads of a block stand between the shuffles and sums of the block before. Of 96 weights' 68 instructions 48 have three
-ports to go to: 6 weights a step at most, of which 5 are reached. What processors differ in is a row of `WAYS`.
+ports to go to: 6 weights a step at most, of which 5 are reached. What processors differ in is a `TurnWay`.
 Contract: ``fma/chain``.
 """
 
@@ -67,11 +67,12 @@ WAYS = {
     "znver3": TurnWay(blends=True, goes_on=True, short=1536),
     "znver4": TurnWay(),
     "znver5": TurnWay(wide=True, hint="nta"),
+    **dict.fromkeys(("knl", "knm"), TurnWay()),  # have not all of the instructions in `wide`
 }
-# As measured on a Xeon of 2023 or later: one port exchanges lanes, and what that hint brought was not there when it
-# was wanted, at 0.4 of the speed from the last cache.
+# Other vectors of 16 lanes, as measured on a Xeon of 2023 or later: one port exchanges lanes, and what `prefetchnta`
+# brought was not there when it was wanted, at 0.4 of the speed from the last cache.
 OTHERS = TurnWay(wide=True, quarters=True, packed_ahead=512)
-WAY = WAYS.get(target().name, OTHERS)
+WAY = WAYS.get(target().name, OTHERS if target().width == 16 else TurnWay())
 # So many bytes ahead, by blocks, each row is asked for, into the first-level cache: 24 rows are more than a processor
 # follows by itself.
 NEAR_BYTES = {3: 128, 2: 256}

@@ -20,11 +20,10 @@ from .turn import MULTIPLES, WAY, address
 
 LANES, QUAD, DEPTH = 16, 4, 16
 HALF = DEPTH // 2  # k of a block that are transposed together
-# So many bytes ahead each row is asked for, and where it ends, the row that the next strip has in its place; in a cache
-# and from memory. The hint is the one that does not put lines into the second-level cache as they leave the first: with
-# 1.3 to 3 MB, which that cache holds in part, 1.05 of the speed. (Zen 5; 128 and 384 bytes are slower from memory.)
+# So many bytes ahead each row is asked for, and where it ends, the row that the next strip has in its place: in a cache
+# and from memory. (128 and 384 bytes are slower from memory.)
 NEAR_BYTES, FAR_BYTES = 192, 256
-WAYS = 12  # lines of a set that the first-level cache keeps; with 16 in one `gemv` is as fast, or 1.6 times
+CACHE_WAYS = 12  # lines of a set that the first-level cache keeps; with 16 in one `gemv` is as fast, or 1.6 times
 NEAR_BY_BYTES = 2**20  # of weights that come again, up to which they lie in the second-level cache
 # Registers: the compiler has the first ones for sums; then what is loaded and transposed. One row of x has the last
 # ones, each element in all lanes; several are added from memory.

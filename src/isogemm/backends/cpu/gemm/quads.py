@@ -224,109 +224,126 @@ def distance(e: Emitter, far: Any, near: int, flags: Any) -> Any:
     return e.kept(e.b.select(needed, ahead, e.i64(0)))
 
 
+class _Columns:
+    """All columns of a call, strip by strip: what the strips share, and which walk has which of them."""
+
+    def __init__(self, e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
+        out, out_rs, x, x_rs, w, line, k, columns, flags = args
+        self.e, self.element, self.rows, self.x_rs, self.w, self.line = e, element, rows, x_rs, w, line
+        self.k, self.columns, self.flags = k, columns, flags
+        self.inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
+        self.outputs = [e.at(out, e.b.mul(out_rs, e.i64(i))) for i in range(rows)]
+        self.in_order, self.is_wide = _is_in_order(rows, element), e.width > WIDTH
+        self.multiples = turn.multiples(e, line) if self.in_order or self.is_wide else ()
+        self.lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
+        self.ahead = distance(e, e.times(line, BLOCKS[rows] * WIDTH), AHEAD_BYTES, flags)
+        self.in_cache = e.b.icmp_signed(">=", flags, e.i64(IN_CACHE))
+        self.near = wide.near(e, self.in_cache) if self.is_wide else None
+
+    def emit(self) -> None:
+        if self.is_wide:
+            self._in_wide_strips()
+        elif self.in_order and GOES_ON:
+            through, seen = [(1, NARROW, True), (FROM_MEMORY, THROUGH, True)], (BLOCKS[1], IN_CACHE, False)
+            self._by_flags([*through, seen, (FROM_MEMORY, 0, False)])
+        else:
+            self._by_flags([(BLOCKS[self.rows], 0, False)])
+
+    def _in_wide_strips(self) -> None:
+        e = self.e
+        with e.b.if_else(e.b.icmp_signed(">=", self.columns, e.i64(2 * e.width))) as (many, few):
+            with many:
+                if self.rows == 1:
+                    turned = e.times(wide.threes(e, self.columns, self.line, self.in_cache), 3 * e.width)
+                    self._strips(3, end=e.minimum(turned, self.columns))
+                    self._strips(2, start=turned)
+                else:
+                    turned = wide.pairs(e, self.columns)
+                    self._strips(2, end=turned)
+                    self._strips(1, start=turned)
+            with few:
+                self._few()
+
+    def _by_flags(self, cases: Sequence[tuple[int, int, bool]]) -> None:
+        """Strips of so many blocks, by the first case whose flag is set, where there are columns for one."""
+        if not cases:
+            self._few()
+            return
+        e, [(blocks, flag, through), *others] = self.e, cases
+        holds = e.b.icmp_signed(">=", self.columns, e.i64(blocks * e.width))
+        if flag:
+            holds = e.b.and_(holds, e.b.icmp_signed(">=", self.flags, e.i64(flag)))
+        with e.b.if_else(holds) as (many, few):
+            with many:
+                self._strips(blocks, through)
+            with few:
+                self._by_flags(others)
+
+    def _strips(self, blocks: int, through: bool = False, start: Any = None, end: Any = None) -> None:
+        e, count = self.e, blocks * self.e.width
+        with e.loop(self.columns if end is None else end, start=start, step=count) as j:
+            # The last strip reaches back over columns that are done, and leaves them as they are.
+            first = e.minimum(j, e.b.sub(self.columns, e.i64(count)))
+            self._strip(e, first, count, self.lines, e.b.sub(j, first), e.i64(count), through)
+
+    def _few(self) -> None:
+        """Less columns than a strip has, a vector at a time."""
+        e = self.e
+        with e.loop(self.columns, step=WIDTH) as j:
+            left = e.minimum(e.b.sub(self.columns, j), e.i64(WIDTH))
+            last = e.b.sub(left, e.i64(1))
+            some = [e.b.mul(self.line, e.minimum(e.i64(i), last)) for i in range(WIDTH)]
+            self._strip(Emitter(e.b, WIDTH), j, WIDTH, some, e.i64(0), left)
+
+    def _strip(
+        self, e: Emitter, first: Any, count: int, lines: list[Any], skip: Any, end: Any, through: bool = False
+    ) -> None:
+        """Columns first .. first + count, of which skip .. end are written; in the vectors of `e`."""
+        start = e.at(self.w, e.b.mul(first, self.line))
+        bases = [e.at(start, e.times(self.line, b)) for b in range(0, count, e.width)]
+        s = _Strip(e, self.element, bases, lines, self.inputs, self.ahead)
+        places = [e.at(out, e.times(first, F32_BYTES)) for out in self.outputs]
+        self._begin(e, places, s.acc, end)
+        if e.width > WIDTH:
+            weights = wide.Weights(start, self.line, self.multiples)
+            wide.walk(e, s.acc, weights, self.inputs, self.x_rs, self.k, self.near)
+        else:
+            if self.in_order and lines is self.lines:
+                s.line, s.multiples, s.through = self.line, self.multiples, through
+            s.walk(self.k)
+        with e.b.if_else(e.b.icmp_signed("==", e.b.sub(end, skip), e.i64(count))) as (at_once, singly):
+            with at_once:
+                _store(e, places, s.acc)
+            with singly:
+                _store_some(e, places, s.acc, skip, end)
+
+    def _begin(self, e: Emitter, places: list[Any], sums: list[list[Any]], end: Any) -> None:
+        """Zeros, or where sums go on, what is there; of a single vector `end` columns are."""
+        load_c = e.b.icmp_signed("!=", e.b.and_(self.flags, e.i64(1)), e.i64(0))
+        for place, acc in zip(places, sums, strict=True):
+            for b, slot in enumerate(acc):
+                e.b.store(ir.Constant(e.vec, None), slot)
+                with e.b.if_then(load_c):
+                    if len(acc) > 1:
+                        e.b.store(e.load(e.at(place, b * e.width * F32_BYTES), e.vec), slot)
+                    else:
+                        e.b.store(e.masked_load(place, end, e.vec, 4), slot)
+
+
+def _store(e: Emitter, places: list[Any], sums: list[list[Any]]) -> None:
+    for place, acc in zip(places, sums, strict=True):
+        for b, slot in enumerate(acc):
+            e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(place, b * e.width * F32_BYTES))
+
+
 def _store_some(e: Emitter, places: list[Any], sums: list[list[Any]], skip: Any, end: Any) -> None:
     """Columns skip .. end of the sums, one at a time."""
     for place, acc in zip(places, sums, strict=True):
         base = e.b.ptrtoint(e.slot(ir.ArrayType(e.vec, len(acc))), I64)
-        for b, slot in enumerate(acc):
-            e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(base, b * e.width * F32_BYTES))
+        _store(e, [base], [acc])
         with e.loop(end, start=skip) as j:
             offset = e.times(j, F32_BYTES)
             e.store(e.load(e.at(base, offset), F32), e.at(place, offset))
-
-
-def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
-    out, out_rs, x, x_rs, w, line, k, columns, flags = args
-    load_c = e.b.and_(flags, e.i64(1))
-    inputs = [e.at(x, e.b.mul(x_rs, e.i64(i))) for i in range(rows)]
-    outputs = [e.at(out, e.b.mul(out_rs, e.i64(i))) for i in range(rows)]
-
-    def strip(e: Emitter, first: Any, count: int, lines: list[Any], skip: Any, end: Any, through: bool = False) -> None:
-        """Columns first .. first + count, of which skip .. end are written; in the vectors of `e`."""
-        start = e.at(w, e.b.mul(first, line))
-        bases = [e.at(start, e.times(line, b)) for b in range(0, count, e.width)]
-        s = _Strip(e, element, bases, lines, inputs, ahead)
-        if in_order and lines is all_lines:
-            s.line, s.multiples, s.through = line, multiples, through
-        places = [e.at(o, e.times(first, F32_BYTES)) for o in outputs]
-        for place, acc in zip(places, s.acc, strict=True):
-            for b, slot in enumerate(acc):
-                e.b.store(ir.Constant(e.vec, None), slot)
-                at = b * e.width
-                with e.b.if_then(e.b.icmp_signed("!=", load_c, e.i64(0))):
-                    if count > e.width:
-                        e.b.store(e.load(e.at(place, at * F32_BYTES), e.vec), slot)
-                    else:
-                        e.b.store(e.masked_load(place, end, e.vec, 4), slot)
-        if e.width > WIDTH:
-            wide.walk(e, s.acc, wide.Weights(start, line, multiples), inputs, x_rs, k, near)
-        else:
-            s.walk(k)
-        whole = e.b.icmp_signed("==", e.b.sub(end, skip), e.i64(count))
-        with e.b.if_else(whole) as (at_once, singly):
-            with at_once:
-                for place, acc in zip(places, s.acc, strict=True):
-                    for b, slot in enumerate(acc):
-                        e.store(e.canonical(e.b.load(slot, typ=e.vec)), e.at(place, b * e.width * F32_BYTES))
-            with singly:
-                _store_some(e, places, s.acc, skip, end)
-
-    far = e.times(line, BLOCKS[rows] * WIDTH)
-    ahead = distance(e, far, AHEAD_BYTES, flags)
-    in_cache = e.b.icmp_signed(">=", flags, e.i64(IN_CACHE)) if e.width > WIDTH else None
-    near = wide.near(e, in_cache) if e.width > WIDTH else None
-    in_order = _is_in_order(rows, element)
-    multiples = turn.multiples(e, line) if in_order or e.width > WIDTH else ()
-    all_lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
-
-    def strips(blocks: int, through: bool = False, start: Any = None, end: Any = columns) -> None:
-        count = blocks * e.width
-        with e.loop(end, start=start, step=count) as j:
-            # The last strip reaches back over columns that are done, and leaves them as they are.
-            first = e.minimum(j, e.b.sub(columns, e.i64(count)))
-            strip(e, first, count, all_lines, e.b.sub(j, first), e.i64(count), through)
-
-    def few_columns() -> None:
-        with e.loop(columns, step=WIDTH) as j:
-            left = e.minimum(e.b.sub(columns, j), e.i64(WIDTH))
-            last = e.b.sub(left, e.i64(1))
-            some = [e.b.mul(line, e.minimum(e.i64(i), last)) for i in range(WIDTH)]
-            strip(Emitter(e.b, WIDTH), j, WIDTH, some, e.i64(0), left)
-
-    def first_of(cases: Sequence[tuple[int, int, bool]]) -> None:
-        """Strips of so many blocks, by the first case whose flag is set, where there are columns for one."""
-        if not cases:
-            few_columns()
-            return
-        (blocks, flag, through), *others = cases
-        holds = e.b.icmp_signed(">=", columns, e.i64(blocks * e.width))
-        if flag:
-            holds = e.b.and_(holds, e.b.icmp_signed(">=", flags, e.i64(flag)))
-        with e.b.if_else(holds) as (many, few):
-            with many:
-                strips(blocks, through)
-            with few:
-                first_of(others)
-
-    if in_order and GOES_ON:
-        first_of(
-            [(1, NARROW, True), (FROM_MEMORY, THROUGH, True), (BLOCKS[1], IN_CACHE, False), (FROM_MEMORY, 0, False)]
-        )
-    elif e.width > WIDTH:
-        with e.b.if_else(e.b.icmp_signed(">=", columns, e.i64(2 * e.width))) as (many, few):
-            with many:
-                if rows == 1:
-                    turned = e.times(wide.threes(e, columns, line, in_cache), 3 * e.width)
-                    strips(3, end=e.minimum(turned, columns))
-                    strips(2, start=turned)
-                else:
-                    turned = wide.pairs(e, columns)
-                    strips(2, end=turned)
-                    strips(1, start=turned)
-            with few:
-                few_columns()
-    else:
-        first_of([(BLOCKS[rows], 0, False)])
 
 
 @intrinsic(prefer_literal=True)
@@ -336,7 +353,7 @@ def quad_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, colu
 
     def codegen(context, builder, signature, args):
         def made(n):
-            name, emit = f"isogemm_quads_{code}_{n}", lambda e, *xs: _emit(e, code, n, xs)
+            name, emit = f"isogemm_quads_{code}_{n}", lambda e, *xs: _Columns(e, code, n, xs).emit()
             return define(builder.module, name, 9, emit, lanes(n, code))
 
         routines = {n: made(n) for n in range(1, MAX_ROWS + 1)}

@@ -41,9 +41,6 @@ class TurnWay:
     wide : bool
         Vectors have 16 lanes where the processor has such: `wide` has the instructions, in the place of these, and for
         up to four rows of x.
-    quarters : bool
-        In `wide`, one vector of four is put together from quarters, for which two ports serve, where an exchange of
-        lanes has one.
     hint : str
         With which `wide` asks for lines.
     packed_ahead : int
@@ -54,7 +51,6 @@ class TurnWay:
     goes_on: bool = False
     short: int = 0
     wide: bool = False
-    quarters: bool = False
     hint: str = "t0"
     packed_ahead: int = 0
 
@@ -69,9 +65,9 @@ WAYS = {
     "znver5": TurnWay(wide=True, hint="nta"),
     **dict.fromkeys(("knl", "knm"), TurnWay()),  # have not all of the instructions in `wide`
 }
-# Other vectors of 16 lanes, as measured on a Xeon of 2023 or later: one port exchanges lanes, and what `prefetchnta`
-# brought was not there when it was wanted, at 0.4 of the speed from the last cache.
-OTHERS = TurnWay(wide=True, quarters=True, packed_ahead=512)
+# Other vectors of 16 lanes, as measured on a Xeon of 2023 or later: what `prefetchnta` brought was not there when it
+# was wanted, at 0.4 of the speed from the last cache.
+OTHERS = TurnWay(wide=True, packed_ahead=512)
 WAY = WAYS.get(target().name, OTHERS if target().width == 16 else TurnWay())
 # So many bytes ahead, by blocks, each row is asked for, into the first-level cache: 24 rows are more than a processor
 # follows by itself.

@@ -3,8 +3,8 @@
 What `turn` is on vectors of 8 lanes, for a processor whose vectors of 16 take no longer: 8 k of 16 rows are 8 loads, 8
 that join another half, 8 exchanges of lanes, 16 shuffles inside them and 8 sums, 40 instructions on four ports (Zen 5)
 or two (Xeons) for 128 weights. Two chains of sums end at 8 weights a step, which is what comes from the second-level
-cache of a Zen 5; a Xeon's ports end at 6. The last k of a row are a turn like all others: x ends in -0 and
-the weights in +0, whose product is the -0 that changes no sum. Contract: ``fma/chain``.
+cache of a Zen 5; a Xeon's port for shuffles ends at 5.3. The last k of a row are a turn like all others: x ends in -0
+and the weights in +0, whose product is the -0 that changes no sum. Contract: ``fma/chain``.
 """
 
 from __future__ import annotations
@@ -72,15 +72,10 @@ class _Turn:
         lines, first, second = list[str](), list[int](), list[int]()
         for j in range(QUAD):
             low, high, other, *rest = free
-            offset, bases = F32_BYTES * HALF * half, (self._bases + 2 * block, self._bases + 2 * block + 1)
-            if WAY.quarters and j == QUAD - 1 and not self.masked:
-                for i, register in enumerate((other, high)):
-                    lines += self._quarters(bases, j, offset + F32_BYTES * QUAD * i, register)
-            else:
-                for base, register in zip(bases, (low, high), strict=True):
-                    lines += self._joined(base, j, offset, register)
-                lines += [f"vshuff32x4 $$0x88, %zmm{high}, %zmm{low}, %zmm{other}"]
-                lines += [f"vshuff32x4 $$0xdd, %zmm{high}, %zmm{low}, %zmm{high}"]
+            for base, register in ((2 * block, low), (2 * block + 1, high)):
+                lines += self._joined(self._bases + base, j, F32_BYTES * HALF * half, register)
+            lines += [f"vshuff32x4 $$0x88, %zmm{high}, %zmm{low}, %zmm{other}"]
+            lines += [f"vshuff32x4 $$0xdd, %zmm{high}, %zmm{low}, %zmm{high}"]
             first, second, free = [*first, other], [*second, high], [low, *rest]
         return lines, [first, second]
 
@@ -93,12 +88,6 @@ class _Turn:
         else:
             yield f"vmovups {low}, %ymm{register}"
             yield f"vinsertf32x8 $$1, {high}, %zmm{register}, %zmm{register}"
-
-    def _quarters(self, bases: tuple[int, int], row: int, offset: int, register: int) -> Iterator[str]:
-        """Four k of rows j, j + 4, j + 8 and j + 12: no lanes are left to exchange."""
-        places = [address(base, self._lines, j, offset) for base in bases for j in (row, row + 4)]
-        yield f"vmovups {places[0]}, %xmm{register}"
-        yield from (f"vinsertf32x4 $${i}, {places[i]}, %zmm{register}, %zmm{register}" for i in range(1, 4))
 
     def _sums(self, unit: int, groups: list[list[int]], pairs: list[int]) -> Iterator[str]:
         """Columns of both groups, each into its sums, k ascending; behind the last block x goes on by eight k."""

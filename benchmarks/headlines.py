@@ -25,7 +25,7 @@ TIMED = (("2026-11-28", 1063), ("2026-11-28", 1064), *(("2026-11-29", seed) for 
 CPU = {
     "AVX-512 (Zen 5)": "cpu-znver5-2026-11-26-random-5053.json",
     "AVX-512 (Zen 4)": "cpu-znver4-2026-11-24-random-2027.json",
-    "AVX-512 (a Xeon, beside MKL)": "cpu-xeon-2026-11-29-random-2091.json",
+    "AVX-512 (a Xeon)": "cpu-xeon-2026-11-29-random-2091.json",
     "AVX2 (Zen 3)": "cpu-znver3-2026-11-25-random-3032.json",
 }
 DRAWN = "drawn layers"

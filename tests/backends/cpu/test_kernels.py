@@ -14,7 +14,7 @@ import isogemm
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.emit.vectors import BFLOAT16, FLOAT32
 from isogemm.backends.cpu.gemm import execute
-from isogemm.backends.cpu.gemm.facts import facts
+from isogemm.backends.cpu.gemm.facts import SKINNY_ROWS, facts
 from isogemm.backends.cpu.gemm.gemv import GROUP
 from isogemm.backends.cpu.gemm.schedule import STREAM_ROWS
 from isogemm.contract import reference
@@ -48,7 +48,7 @@ class Walk:
         return a, isogemm.pack(w) if self.stored == "packed" else b[self.stored], dtype
 
 
-GEMV, SKINNY = facts().gemv_rows, facts().skinny_rows
+GEMV = facts().gemv_rows
 WIDE_A = ("f32", "f32 x bf16", "f32 x f16")
 WIDE_B = ("f32", "f16 x f32")
 NARROW_A = ("bf16", "f16", "bf16 x f16", "f16 x f32")
@@ -69,13 +69,13 @@ WALKS = (
     Walk("skinny, lines", GEMV + 3, 45, 431, "lines", ("skinny", "all", "block"), NARROW_A),
     Walk("skinny, rows", 19, 545, 431, "rows", ("skinny", "all", "block"), NARROW_A),
     Walk("skinny, fp32", 70, 57, 431, "lines", ("skinny", "all", "block"), WIDE_A),
-    Walk("tiled", SKINNY + 7, 57, 830, "rows", ("tiled", "block", "block")),
+    Walk("tiled", SKINNY_ROWS + 7, 57, 830, "rows", ("tiled", "block", "block")),
     Walk("prepared, one row", 1, 67, 131, "packed", ("gemv", "in place", "prepared"), WIDE_A),
     Walk("prepared, far weights", 2, 43, 12500, "packed", ("gemv", "in place", "prepared"), ("f32",)),
     Walk("prepared, one narrow row", 1, 67, 131, "packed", ("gemv", "all", "prepared"), NARROW_A),
     Walk("prepared, few", 4, 67, 531, "packed", ("gemv", "in place", "prepared"), WIDE_A),
     Walk("prepared, some", 13, 67, 831, "packed", ("skinny", "all", "prepared")),
-    Walk("prepared, many", SKINNY + 7, 57, 830, "packed", ("tiled", "block", "prepared")),
+    Walk("prepared, many", SKINNY_ROWS + 7, 57, 830, "packed", ("tiled", "block", "prepared")),
     Walk("swapped, few columns", 70, 3, 131, "lines", ("stream", *IN_PLACE), NARROW_A, "swapped"),
     Walk("swapped, column-major", 21, GEMV + 3, 83, "rows", ("small", "in place", "block"), WIDE_B, "f"),
 )

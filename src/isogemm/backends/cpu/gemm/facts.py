@@ -50,6 +50,8 @@ class Facts:
 # By lanes of a vector. With 16 of them see benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit
 # of 16 rows; with 8, packing takes 0.88 of the time at 12 rows (Zen 4). The ridge: its 116 GFLOP/s a core over 17 GB/s.
 _ROWS = {16: 64, 8: 8, 4: 16}
+# Rows for which panels are used as soon as they are packed, and about how much of K these have: a Zen 4's, of any B.
+SKINNY_ROWS, SKINNY_DEPTH = 192, 256
 # By the compiler's name of a processor: Zen 3, with a last cache of 32 MiB, walks what comes again in 0.94 of the time
 # at 8 MiB and in 0.98 at 16 MiB, and what is not there after all little slower.
 _SEEN_BYTES = {"znver3": 2**24}
@@ -61,7 +63,8 @@ measurer: Callable[[Facts], Facts] | None = None
 
 def usual() -> Facts:
     """The numbers where nothing is measured."""
-    return Facts(_ROWS[target().width], 192, 256, _SEEN_BYTES.get(target().name, 2**22), 48 * 1024, 7.0)
+    seen = _SEEN_BYTES.get(target().name, 2**22)
+    return Facts(_ROWS[target().width], SKINNY_ROWS, SKINNY_DEPTH, seen, 48 * 1024, 7.0)
 
 
 def facts() -> Facts:

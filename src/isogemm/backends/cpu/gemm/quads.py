@@ -318,7 +318,7 @@ class _Columns:
                 _store_some(e, places, s.acc, skip, end)
 
     def _begin(self, e: Emitter, places: list[Any], sums: list[list[Any]], end: Any) -> None:
-        """Zeros, or where sums go on, what is there; of a single vector `end` columns are."""
+        """Zeros, or what is there where sums go on: of a single vector, its first `end` columns."""
         load_c = e.b.icmp_signed("!=", e.b.and_(self.flags, e.i64(1)), e.i64(0))
         for place, acc in zip(places, sums, strict=True):
             for b, slot in enumerate(acc):

@@ -12,12 +12,11 @@ from typing import Literal
 
 from ....errors import LayoutError, OptionError
 from ..emit.target import Target
-from .facts import facts
+from .facts import SKINNY_DEPTH, SKINNY_ROWS, facts
 
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
 DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
-SKINNY = 192  # as `facts` have for B stored [n, k], of other B
 KC = 512  # of K, that a block has, about
 SHARED_BYTES = 16 * 2**20  # of weights that a cache may hold: a thread takes one share of them
 CHUNK_BYTES = 512 * 1024  # of other weights, that a thread takes at a time
@@ -150,7 +149,7 @@ def _small(p: Problem, threads: int, cpu: Target) -> Schedule:
 def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
     mr = _panel_rows(p, cpu)
     in_place = p.a_place and p.m <= min(4, mr)
-    if p.m > SKINNY or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
+    if p.m > SKINNY_ROWS or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
         return _tiled(p, threads, cpu)
     grid_m, grid_n = 1, _fine(p, threads, cpu)
     kc = p.k if p.m <= mr else _depth(p.k, KC)
@@ -163,7 +162,7 @@ def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
 def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
     grid_m, grid_n = (1, _fine(p, threads, cpu)) if p.b_lines else _split(p, threads, cpu, 2)
     # Panels of B that are contiguous in k come one at a time; rows of B want wide strips of contiguous memory.
-    nc, kc = (cpu.nr, facts().skinny_depth) if p.b_lines else (512, 256)
+    nc, kc = (cpu.nr, facts().skinny_depth) if p.b_lines else (512, SKINNY_DEPTH)
     return Schedule("skinny", "all", "block", cpu.mr, p.m, nc, _depth(p.k, kc), grid_m, grid_n, threads)
 
 
@@ -213,8 +212,8 @@ TREE = (
         "M N K <= 96^3, A of float32", "small", lambda p, cpu: p.a_place and p.m * p.n * p.k <= SMALL, _small
     ),
     ScheduleBranch(
-        f"M <= {{0.skinny_rows}}, of other B than [n, k] {SKINNY}", "skinny",
-        lambda p, cpu: p.m <= (facts().skinny_rows if p.b_lines else SKINNY) and max(p.m, cpu.mr) * p.k <= DEEP,
+        f"M <= {{0.skinny_rows}} with B stored [n, k], else {SKINNY_ROWS}", "skinny",
+        lambda p, cpu: p.m <= (facts().skinny_rows if p.b_lines else SKINNY_ROWS) and max(p.m, cpu.mr) * p.k <= DEEP,
         _skinny,
     ),
     ScheduleBranch("more rows", "tiled", lambda p, cpu: True, _tiled),

@@ -24,7 +24,7 @@ WIDTH, BLOCKS, QUAD, STEPS = 8, 3, 4, 4
 
 @dataclass(frozen=True, slots=True)
 class TurnWay:
-    """How a processor takes its turns.
+    """How a processor walks few rows, packed and in place.
 
     Attributes
     ----------

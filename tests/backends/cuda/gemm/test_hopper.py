@@ -136,10 +136,15 @@ def test_blocks_side_by_side_share_what_comes_from_memory(m, n, k, text, walked)
     assert group_of(product, geometry(product, config)) == walked
 
 
-def test_short_tiles_are_of_rows_along_k():
-    assert HOPPER.supports(PLAIN, "16x64x64 s4")
-    assert not HOPPER.supports(replace(PLAIN, a=Strides(1, 512)), "16x64x64 s4")
-    assert HOPPER.supports(replace(PLAIN, a=Strides(1, 512)), "w16x64x64 s4")
+def test_short_tiles_across_k_have_lines_of_their_own_length():
+    """Lines of 16 or 32 rows, which the instruction's other rows repeat: nothing is read behind the ring."""
+    across = replace(PLAIN, a=Strides(1, 512))
+    for text, line in (("16x64x64 s4", 16), ("32x64x64 s4", 32), ("64x64x64 s4", 64), ("128x64x64 s4", 64)):
+        found = geometry(across, HopperConfig.parse(text))
+        assert HOPPER.supports(across, text)
+        assert (found.x_line, found.beside_the_ring(across)) == (line, 1024)
+    along = geometry(PLAIN, HopperConfig.parse("16x64x64 s4"))
+    assert along.beside_the_ring(PLAIN) == 1024 + 48 * 128
 
 
 def _narrow(m: int, n: int, k: int, b: Strides) -> Product:
@@ -278,16 +283,8 @@ CONFIGS = (
     "w64x136x64 s4 c4x1",
     "16x64x64 s4 c1x4",
 )
-# Without room for columns of B that are contiguous, which come in lines of 64; or for rows that are, in fewer than 64.
-NARROW = (
-    "64x24x128 s8",
-    "w64x16x128 s8 e",
-    "64x32x128 s4 o2",
-    "16x24x256 s6 c1x2",
-    "32x48x128 s4 c2x4",
-    "w32x64x256 s2 e",
-    "16x64x64 s4 c1x4",
-)
+# Without room for columns of the second operand that are contiguous, which come in lines of 64.
+NARROW = ("64x24x128 s8", "w64x16x128 s8 e", "64x32x128 s4 o2", "16x24x256 s6 c1x2")
 
 
 def _matrix(rows: int, cols: int, dtype: str, letter: str, seed: int) -> Any:

@@ -103,13 +103,14 @@ def test_boxes_have_what_copies_bring(monkeypatch, text, layout, k):
     product, config = linear(layout, 512, 768, k), HopperConfig.parse(text)
     g = geometry(product, config)
     defines = family.source(product, g)[1]
-    sides = ((g.x, g.x_rows, config.cn), (g.y, config.cols, config.cm))
-    for (side, rows, split), in_a_copy, name in zip(sides, g.chunks(product), "XY", strict=True):
-        family.encoder_of(product, side, rows, split, in_a_copy)
+    sides = ((g.x, g.x_rows, config.cn, g.x_line), (g.y, config.cols, config.cm, 64))
+    for (side, rows, split, line), in_a_copy, name in zip(sides, g.chunks(product), "XY", strict=True):
+        family.encoder_of(product, side, rows, split, in_a_copy, line)
         about, whole = maps.pop(), in_a_copy > 0
         assert defines[f"{name}_WHOLE"] == whole
-        lines = -(-rows // 64) * 64 if side.across else rows
-        copies = split * (1 if whole else config.depth // 64 * (lines // 64 if side.across else 1))
+        lines = -(-rows // line) * line if side.across else rows
+        copies = split * (1 if whole else config.depth // 64 * (lines // line if side.across else 1))
+        assert about["swizzle"] == 2 * about["box"][-1]
         assert prod(about["box"]) * copies == config.depth * lines
         assert max(about["box"]) <= 256
         reach = sum((size - 1) * step for size, step in zip(about["sizes"], about["strides"], strict=True))

@@ -108,10 +108,12 @@ template <int N> DEVICE void pin(float (&x)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[i])::"memory");
 }
-// Shared-memory matrix descriptor, 128-byte swizzle. K-major: rows of 128 bytes, 8 rows to an atom of 1024 bytes.
-// MN-major: 64 elements of M or N to a row of 128 bytes, 8 of K to an atom, 64 of K to a chunk of 8192 bytes.
-template <bool MN> DEVICE u64 descriptor(u32 address) {
-  return (u64)((address & 0x3ffff) >> 4) | ((u64)(MN ? 512 : 1) << 16) | ((u64)64 << 32) | ((u64)1 << 62);
+// Shared-memory matrix descriptor. K-major: rows of 128 bytes, 8 rows to an atom of 1024 bytes, swizzled over 128 bytes.
+// MN-major: LINE elements of M or N to a row, swizzled over as many bytes, 8 of K to an atom. Of 64 elements the next ones lie a
+// chunk of 8192 bytes, 64 of K, further on; fewer are followed by themselves.
+template <bool MN, int LINE = 64> DEVICE u64 descriptor(u32 address) {
+  constexpr u64 SWIZZLE = LINE == 64 ? 1 : LINE == 32 ? 2 : 3, NEXT = !MN ? 1 : LINE == 64 ? 512 : 0;
+  return (u64)((address & 0x3ffff) >> 4) | NEXT << 16 | (u64)LINE << 32 | SWIZZLE << 62;
 }
 
 // Programmatic dependent launch: no-ops in a launch without the attribute.

@@ -162,6 +162,11 @@ class Geometry:
         return min(rows, max(8, 1 << (self.x.size - 1).bit_length()))
 
     @property
+    def x_line(self) -> int:
+        """Rows of X in a line of shared memory, where these are contiguous."""
+        return min(self.config.rows, 64)
+
+    @property
     def y_rows(self) -> int:
         """Rows of 128 bytes that Y fills in a block of a stage."""
         return -(-self.config.cols // 64) * 64 if self.y.across else self.config.cols
@@ -183,7 +188,8 @@ class Geometry:
         """Bytes that the ring cannot have."""
         c = self.config
         spilled = (c.accumulators - c.totals) * 512 * c.warpgroups if has_totals(p) else 0
-        over = max(0, max(64, c.rows) - self.x_rows) * 128  # what the last instructions read beyond a short operand
+        # What the last instructions read beyond a short operand; of short lines across K they read the same ones again.
+        over = 0 if self.x.across else max(0, max(64, c.rows) - self.x_rows) * 128
         return 1024 + spilled + over
 
     def chunks(self, p: Product) -> tuple[int, int]:
@@ -270,8 +276,7 @@ def fits(p: Product, c: HopperConfig) -> bool:
     g = geometry(p, c)
     if g is None or c.depth % 64 or c.stages < 2 or c.cluster > 8 or not {c.cm, c.cn} <= {1, 2, 4, 8}:
         return False
-    short = () if g.x.across else (16, 32)
-    tiles = (64, 128) if c.pingpong else (*short, 64, 128, 192, 256)
+    tiles = (64, 128) if c.pingpong else (16, 32, 64, 128, 192, 256)
     sums = c.accumulators * (3 if quads_of(p) else 1) + c.totals * has_totals(p)
     if c.rows not in tiles or c.cols % 8 or not 8 <= c.cols <= 256 or sums > c.registers:
         return False

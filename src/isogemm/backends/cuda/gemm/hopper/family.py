@@ -129,8 +129,8 @@ def source(p: Product, g: Geometry) -> tuple[str, dict[str, object]]:
     return mma(OPERANDS[p.dtype_a], g.config.cols, x_across=g.x.across, y_across=g.y.across), _defines(p, g)
 
 
-def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int, chunks: int = 0) -> Encoder:
-    """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous.
+def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int, chunks: int = 0, line: int = 64) -> Encoder:
+    """The map of an operand: items, rows, K; or items, K, rows where rows are contiguous, `line` of them.
 
     A box is one of `split` parts of 64 of K, or so many chunks of 64 of K. For those K, where it is contiguous, is two
     axes: chunks, rows, 64 of K. That lines lie further apart than chunks is no matter (driver 580).
@@ -141,9 +141,9 @@ def encoder_of(p: Product, side: HopperSide, box_rows: int, split: int, chunks: 
     lines = p.k if side.across else side.size
     inner = side.size if side.across else p.k
     items = p.batch if side.batch else 1
-    box = (1, 64 * chunks or 64 // split, 64) if side.across else (1, box_rows // split, 64)
+    box = (1, 64 * chunks or 64 // split, line) if side.across else (1, box_rows // split, 64)
     strides = (side.batch or side.step * lines, side.step, 1)
-    return encoder(p.dtype_a, sizes=(items, lines, inner), strides=strides, box=box, swizzle=128)
+    return encoder(p.dtype_a, sizes=(items, lines, inner), strides=strides, box=box, swizzle=2 * box[-1])
 
 
 def _scalars(p: Product, g: Geometry, late: bool) -> list[tuple[str, object]]:
@@ -185,7 +185,7 @@ def _bind(p: Product, g: Geometry, device: int) -> Launch:
         pdl=True,
     )
     in_x, in_y = g.chunks(p)
-    map_x, map_y = encoder_of(p, g.x, g.x_rows, c.cn, in_x), encoder_of(p, g.y, c.cols, c.cm, in_y)
+    map_x, map_y = encoder_of(p, g.x, g.x_rows, c.cn, in_x, g.x_line), encoder_of(p, g.y, c.cols, c.cm, in_y)
 
     if waiting:
 

@@ -22,6 +22,7 @@
 
 constexpr int THREADS = WARPGROUPS == 1 ? 160 : 128 * (WARPGROUPS + 1);
 constexpr int BM = TILE_ROWS;
+constexpr int X_LINE = X_MN && BM < 64 ? BM : 64;
 constexpr int X_BYTES = X_ROWS * 128;           // X_ROWS < BM: the rest of an instruction's rows reads whatever follows
 constexpr int Y_BYTES = (Y_MN ? (BN + 63) / 64 * 64 : BN) * 128;
 constexpr int STAGE_BYTES = KS * (X_BYTES + Y_BYTES);
@@ -50,7 +51,7 @@ template <class F> DEVICE void multiply(float (&acc)[MW][NACC], u64 dx, u64 dy, 
   for (int k = 0; k < 4 * KS; ++k) {
 #pragma unroll
     for (int m = 0; m < MW; ++m)
-      mma(acc[m], further(dx, (k / 4 * X_BYTES + m * 8192 + k % 4 * (X_MN ? 2048 : 32)) >> 4),
+      mma(acc[m], further(dx, (k / 4 * X_BYTES + m * 8192 + k % 4 * (X_MN ? 32 * X_LINE : 32)) >> 4),
           further(dy, (k / 4 * Y_BYTES + k % 4 * (Y_MN ? 2048 : 32)) >> 4), scale);
     scale = 1;
     if (k == ASIDE) aside();
@@ -204,7 +205,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
           const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
           barrier_wait(empty + 8 * stage, parity);
           barrier_expect(bar, STAGE_BYTES);
-          load_operand<X_MN, X_ROWS, CN, X_WHOLE>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
+          load_operand<X_MN, X_ROWS, CN, X_WHOLE, X_LINE>(&map_x, at, bar, tile.row, i * KS * KE, tile.item * x_item, rank / CM, mask_x, POLICY[X_POLICY]);
           load_operand<Y_MN, BN, CM, Y_WHOLE>(&map_y, at + KS * X_BYTES, bar, tile.col, i * KS * KE, tile.item * y_item, rank % CM, mask_y, POLICY[Y_POLICY]);
           if (++stage == STAGES) stage = 0, parity ^= 1;
         }
@@ -221,7 +222,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     const int block = PINGPONG ? 0 : warpgroup * MW, span = LEAF ? leaf : iters;
     const int step = cluster_count() * (PINGPONG ? 2 : 1);
     const u32 to = told();
-    const u64 first_x = descriptor<X_MN>(ring + block * 8192), first_y = descriptor<Y_MN>(ring + KS * X_BYTES);
+    const u64 first_x = descriptor<X_MN, X_LINE>(ring + block * 8192), first_y = descriptor<Y_MN>(ring + KS * X_BYTES);
     u32 count = PINGPONG ? warpgroup * iters : 0;
     float acc[MW][NACC];
 #if QUADS

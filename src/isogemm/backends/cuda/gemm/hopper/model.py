@@ -124,6 +124,7 @@ STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 136.0, 247.0, 1.656, 1.352
 # Bytes a cycle that a tile stores, cycles before it does, and those that a cluster takes more.
 STORE, EPILOGUE, CLUSTER = 9.18, 840.0, 1000.0
 START, COLUMN = 4.91, 0.6175  # cycles of an instruction, and of each of its columns
+TWO = 0.076  # of those more, where each of two warpgroups has two blocks of 64 rows
 # Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
 REFILL, SHARED_REFILL = 1851.0, 1.10
 CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken back
@@ -136,7 +137,7 @@ ACROSS = 1.7
 BIASED = 0.07  # cycles of a value whose bias is another in every column
 # Ties: tiles shared by all consumers where one wave is all there is, and weights not swapped. A long ring in a crowded
 # launch takes longer, and a tree in one walk two thirds of what leaves side by side do where the rest says as much.
-ALTERNATING, SWAPPED, LONG, TREE = 0.086, 0.016, 0.04, -0.33
+ALTERNATING, SWAPPED, LONG, TREE = 0.093, 0.016, 0.04, -0.33
 
 
 def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
@@ -159,7 +160,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         tiles=tiles * c.cluster,
         waves=waves,
         lines=LINE * across * (x + y) + _again(p, g) + SHARED_LINE * shared,
-        work=(START + COLUMN * c.cols) * -(-c.rows // 64) * 4,
+        work=(START + COLUMN * c.cols) * (1 + TWO * (c.rows == 256)) * -(-c.rows // 64) * 4,
         stage=_stage(c, stages) * 64 / c.depth,
         store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / CARRY)
         + EPILOGUE

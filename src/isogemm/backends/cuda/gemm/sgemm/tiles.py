@@ -41,12 +41,14 @@ TILES = {
 }
 RINGS = {
     "2x16 k128 s5": RingTile(2, 16, 1, 1, 2, 128, 5, 3, 4),
-    "4x8 k128 s6": RingTile(4, 8, 1, 1, 4, 128, 6, 3, 6),
+    "2x32 k256 s3": RingTile(2, 32, 1, 1, 2, 256, 3, 3, 2),
+    "4x16 k256 s4": RingTile(4, 16, 1, 1, 4, 256, 4, 3, 2),
     "8x8 k128 s5": RingTile(8, 8, 2, 1, 4, 128, 5, 7, 5),
     "12x8 k128 s5": RingTile(12, 8, 3, 1, 4, 128, 5, 3, 4),
-    "8x16 k64 s8": RingTile(8, 16, 2, 1, 4, 64, 8, 3, 4),
+    "8x16 k256 s3": RingTile(8, 16, 2, 1, 4, 256, 3, 3, 3),
     "8x16 k128 s4": RingTile(8, 16, 2, 2, 4, 128, 4, 3, 4),
     "8x32 k64 s4": RingTile(8, 32, 2, 2, 4, 64, 4, 1, 5),
+    "8x32 k128 s4": RingTile(8, 32, 2, 2, 4, 128, 4, 1, 2),
     "16x16 k128 s3": RingTile(16, 16, 4, 2, 4, 128, 3, 1, 4),
     "20x16 k64 s5": RingTile(20, 16, 5, 2, 4, 64, 5, 1, 4),
     "16x32 k64 s4": RingTile(16, 32, 4, 4, 4, 64, 4, 1, 4),
@@ -120,7 +122,8 @@ def shares_of(p: Product, tile: BlockTile | RingTile, multiprocessors: int) -> S
 
 def sure_of(p: Product, tile: BlockTile | RingTile) -> int:
     """Blocks that a multiprocessor surely has registers for: in wide tiles a second warp that copies takes some."""
-    return tile.blocks - (isinstance(tile, RingTile) and tile.blocks < 4 and copiers_of(p, tile) > 1)
+    wide = tile.blocks < 4 <= tile.thread_m
+    return tile.blocks - (isinstance(tile, RingTile) and wide and copiers_of(p, tile) > 1)
 
 
 def copiers_of(p: Product, tile: RingTile) -> int:

@@ -45,7 +45,7 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--most-rows", type=int, default=8192, help="products with more are left out")
     parser.add_argument("--types", default="bfloat16,float16,float32", help="of operands; others are left out")
-    parser.add_argument("--layout", help="of operands, in place of the drawn ones")
+    parser.add_argument("--layout", choices=("NT", "NN", "TN"), help="of operands, in place of the drawn ones")
     parser.add_argument("--multiples", type=int, default=1, help="of which N and K have to be")
     parser.add_argument("--seconds", type=float, default=500.0, help="after which no further product is begun")
     parser.add_argument("--out", type=Path, default=Path("timings.jsonl"))

@@ -282,6 +282,7 @@ CONFIGS = (
     "64x72x64 s5 c8x1",  # and shares that are no eights of rows
     "w64x136x64 s4 c4x1",
     "16x64x64 s4 c1x4",
+    "w16x64x128 s4 c1x8",
 )
 # Without room for columns of the second operand that are contiguous, which come in lines of 64.
 NARROW = ("64x24x128 s8", "w64x16x128 s8 e", "64x32x128 s4 o2", "16x24x256 s6 c1x2")

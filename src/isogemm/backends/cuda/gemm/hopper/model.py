@@ -124,14 +124,14 @@ STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 136.0, 247.0, 1.656, 1.352
 # Bytes a cycle that a tile stores, cycles before it does, and those that a cluster takes more.
 STORE, EPILOGUE, CLUSTER = 9.18, 840.0, 1000.0
 START, COLUMN = 4.91, 0.6175  # cycles of an instruction, and of each of its columns
-TWO = 0.076  # of those more, where each of two warpgroups has two blocks of 64 rows
+TWO = 0.076  # of those more, where two warpgroups share a tile of 256 rows, two blocks of 64 each
 # Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
 REFILL, SHARED_REFILL = 1851.0, 1.10
 CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken back
 # Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it, and
 # less where those are walked one after the other; more of one that goes to several multiprocessors of a cluster.
 LINE, REREAD, BESIDE, SHARED_LINE = 0.857, 0.494, -0.308, 0.371
-# Lines for one, where both operands lie across K and one has fewer than the 64 rows of a box: all tiles ask for the
+# Lines for one, where both operands lie across K and one has fewer rows than most boxes have, 64: all tiles ask for the
 # same piece of it for each k.
 ACROSS = 1.7
 BIASED = 0.07  # cycles of a value whose bias is another in every column

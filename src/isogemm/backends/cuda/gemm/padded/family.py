@@ -2,7 +2,7 @@
 
 One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
 multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
-A box across K brings 64 rows of A, in as many pieces as it has of K. Where there are fewer, the copy has K contiguous,
+Most boxes across K bring 64 rows of A, in as many pieces as they have of K. Where A has fewer, its copy has K contiguous,
 and where K is long it is worth its time though the engine could read A. A trial has products with fewer rows and with
 more, so both ways of copying are tried; it has none of few columns and a long K, and B is copied as it lies.
 
@@ -29,7 +29,7 @@ from ..model import copying, gpu_of
 
 HOPPER = Hopper()
 THREADS, BLOCKS = 256, 16  # of a block; blocks to a multiprocessor
-FEW = 64  # rows of A, below which the copy has K contiguous: a box across K is as wide
+FEW = 64  # rows of A, below which the copy has K contiguous: most boxes across K are as wide
 WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts
 
 

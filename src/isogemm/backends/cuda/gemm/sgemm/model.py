@@ -1,7 +1,7 @@
 """What the float32 kernels are expected to take: rounds of blocks, of which a multiprocessor holds several.
 
-Fitted to timings of 81 products on an H200, half of them drawn, the others slow, and the three largest tiles slowed by
-what drawn products took: docs/design/0014-float32.md.
+Fitted to timings of 81 products on an H200, half of them drawn, the others slow; tiles of few rows to 46 drawn ones
+more, and the three largest slowed by what drawn products took: docs/design/0014-float32.md.
 """
 
 from __future__ import annotations

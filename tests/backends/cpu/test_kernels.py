@@ -144,7 +144,7 @@ def test_few_rows_end_anywhere(mix: str, stored: str) -> None:
 
 
 def test_which_walk_takes_few_rows_in_place() -> None:
-    from isogemm.backends.cpu.gemm import quads
+    from isogemm.backends.cpu.gemm import quads, turn
 
     def fits(line: int, row: int = 1000, element: int = FLOAT32) -> bool:
         return quads.fits(1, line, row, element)
@@ -152,8 +152,9 @@ def test_which_walk_takes_few_rows_in_place() -> None:
     assert fits(1500)
     one_set, turns = 2 * quads.SET_BYTES, quads.GOES_ON
     assert fits(one_set) == (not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= quads.CACHE_WAYS)
-    two_sets = not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= 2 * quads.WAYS
-    assert fits(one_set + quads.SET_BYTES // 2) == two_sets
+    room = 2 * (turn.WAY.in_a_set if quads.WIDE else quads.CACHE_WAYS)
+    at_once = 32 if quads.WIDE else quads.FROM_MEMORY * quads.WIDTH
+    assert fits(one_set + quads.SET_BYTES // 2) == (at_once <= room)
     assert fits(one_set, one_set, BFLOAT16) == (quads.BLOCKS[1] * quads.WIDTH <= quads.CACHE_WAYS)
     assert fits(one_set, one_set) == fits(one_set) or turns  # beside one another
     assert fits(8 * one_set, 8 * one_set) == fits(8 * one_set)  # eight such rows have no room

@@ -8,18 +8,21 @@ import threading
 import time
 from collections.abc import Iterator
 
+import numba
 import numpy as np
 import pytest
 from tests.process import python
 from tests.products import assert_same, poisoned, product, values
 
 import isogemm
+from isogemm.backends.cpu.emit.scalars import poke64
 from isogemm.backends.cpu.gemm import execute
-from isogemm.backends.cpu.pool import HIRED, WANTED, Pool, _worker, give, pool, take
+from isogemm.backends.cpu.pool import HIRED, WANTED, Pool, _worker, give, pool, run_chunks, take
 from isogemm.problem.settings import PLAIN
 
 # Enough work for a grid of several chunks; each takes another walk.
 SHAPES = ((1, 300, 400), (7, 300, 200), (50, 130, 90), (210, 70, 60))
+NOTES = 64  # words of a task array before what `_noted` leaves there
 
 
 @pytest.fixture(autouse=True)
@@ -247,6 +250,21 @@ def test_a_system_without_more_threads_gets_results(monkeypatch: pytest.MonkeyPa
     isogemm.set_num_threads(4)
     for shape in SHAPES:
         check(*prepared(shape))
+
+
+@numba.cfunc("void(int64, int64, int64)")
+def _noted(tasks, chunk, scratch):
+    poke64(tasks + (NOTES + chunk) * 8, scratch)
+
+
+def test_the_first_chunk_is_the_callers_own() -> None:
+    """What a thread's own cache holds of the weights is what it wants again."""
+    tasks, chunks, own = np.zeros(NOTES + 4, np.int64), 4, Pool()
+    for _ in range(3000):
+        tasks[NOTES:] = 0
+        assert own.run(run_chunks, 64, 2, _noted.address, tasks.ctypes.data, chunks) == 0
+        assert tasks[NOTES] == own.memory[1]
+        assert tasks[NOTES:].all()
 
 
 def test_scratch_grows_and_stays() -> None:

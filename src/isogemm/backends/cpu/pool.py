@@ -122,13 +122,17 @@ def _serve(control, slot, spins):
 
 @njit
 def _publish(control, threads, scratch, stride, function, tasks, chunks):
-    """Make a task visible to workers, and wake those of its workers that sleep; surplus ones stay asleep."""
+    """Make a task visible to workers, and wake those of its workers that sleep; surplus ones stay asleep.
+
+    The first chunk is the publisher's. Two threads so have the same halves of the same weights in call after call,
+    each in its own cache.
+    """
     atomic_store(control + FINISHED * 8, 0)
     atomic_store(control + FUNCTION * 8, function)
     atomic_store(control + TASKS * 8, tasks)
     atomic_store(control + SCRATCH * 8, scratch)
     atomic_store(control + STRIDE * 8, stride)
-    atomic_swap(control + TICKET * 8, (threads << (INDEX_BITS + COUNT_BITS)) | (chunks << INDEX_BITS))
+    atomic_swap(control + TICKET * 8, (threads << (INDEX_BITS + COUNT_BITS)) | (chunks << INDEX_BITS) | 1)
     for slot in range(1, threads):
         asleep = control + (SLEEPING + 8 * slot) * 8
         if atomic_load(asleep) != 0 and atomic_swap(asleep, 0) != 0:
@@ -158,6 +162,8 @@ def run_part(control, threads, scratch, stride, function, tasks, chunks):
     saved = enter_default_rounding()
     if threads > 1:
         _publish(control, threads, scratch, stride, function, tasks, chunks)
+        call3(function, tasks, 0, scratch)
+        atomic_add(control + FINISHED * 8, 1)
         _work(control, 0)
         while atomic_load(control + FINISHED * 8) < chunks:
             pause()

@@ -58,7 +58,7 @@ def fits(rows: int, line: int, row: int, element: int) -> bool:
     Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
     """
     if lanes(rows, element) > WIDTH:
-        return _stay(2 * wide.LANES, line, wide.CACHE_WAYS)
+        return _stay(2 * wide.LANES, line, turn.WAY.in_a_set)
     at_once = (FROM_MEMORY if _is_in_order(rows, element) else BLOCKS[rows]) * WIDTH
     several = _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
     return several or from_memory(rows, line, row, element) != 0

@@ -43,6 +43,8 @@ class TurnWay:
         up to four rows of x.
     hint : str
         With which `wide` asks for lines.
+    in_a_set : int
+        Lines of weight rows beside one another that may fall into one set of the first-level cache, for `wide`.
     packed_ahead : int
         Bytes ahead that each panel of packed weights from memory is asked for; 0, the panels that come next instead.
     """
@@ -52,6 +54,7 @@ class TurnWay:
     short: int = 0
     wide: bool = False
     hint: str = "t0"
+    in_a_set: int = 12
     packed_ahead: int = 0
 
 
@@ -66,8 +69,9 @@ WAYS = {
     **dict.fromkeys(("knl", "knm"), TurnWay()),  # have not all of the instructions in `wide`
 }
 # Other vectors of 16 lanes, as measured on a Xeon of 2023 or later: what `prefetchnta` brought was not there when it
-# was wanted, at 0.4 of the speed from the last cache.
-OTHERS = TurnWay(wide=True, packed_ahead=512)
+# was wanted, at 0.4 of the speed from the last cache; and 16 lines in a set that keeps 12 are still faster than `gemv`,
+# as 32 are not.
+OTHERS = TurnWay(wide=True, in_a_set=16, packed_ahead=512)
 WAY = WAYS.get(target().name, OTHERS if target().width == 16 else TurnWay())
 # So many bytes ahead, by blocks, each row is asked for, into the first-level cache: 24 rows are more than a processor
 # follows by itself.

@@ -23,8 +23,8 @@ HALF = DEPTH // 2  # k of a block that are transposed together
 # So many bytes ahead each row is asked for, and where it ends, the row that the next strip has in its place: in a cache
 # and from memory. (128 and 384 bytes are slower from memory.)
 NEAR_BYTES, FAR_BYTES = 192, 256
-CACHE_WAYS = 12  # lines of a set that the first-level cache keeps; with 16 in one `gemv` is as fast, or 1.6 times
 NEAR_BY_BYTES = 2**20  # of weights that come again, up to which they lie in the second-level cache
+TWO_SETS = 2048  # bytes: rows a multiple of that apart fall into two sets of the first-level cache, or into one
 # Registers: the compiler has the first ones for sums; then what is loaded and transposed. One row of x has the last
 # ones, each element in all lanes; several are added from memory.
 REGISTERS, X = 32, range(24, 32)
@@ -145,13 +145,15 @@ def _mixed(*parts: list[str]) -> list[str]:
 def threes(e: Emitter, columns: Any, line: Any, in_cache: Any) -> Any:
     """How many strips of three blocks stand before those of two: blocks then end less than 16 columns behind all.
 
-    Three have more chains of sums, and more rows than come in time from anywhere but the second-level cache.
+    Three have more chains of sums, and more rows than come in time from anywhere but the second-level cache, or than
+    two sets of the first one keep.
     """
     blocks = e.b.sdiv(e.at(columns, LANES - 1), e.i64(LANES))
     third = e.b.sdiv(blocks, e.i64(3))
     one_left = e.b.icmp_signed("==", e.b.sub(blocks, e.times(third, 3)), e.i64(1))
     most = e.b.select(one_left, e.b.sub(third, e.i64(1)), third)
     near_by = e.b.and_(in_cache, e.b.icmp_signed("<=", e.b.mul(columns, line), e.i64(NEAR_BY_BYTES)))
+    near_by = e.b.and_(near_by, e.b.icmp_signed("!=", e.b.and_(line, e.i64(TWO_SETS - 1)), e.i64(0)))
     found = e.b.select(near_by, most, e.b.and_(blocks, e.i64(1)))
     return e.b.select(e.b.icmp_signed(">=", columns, e.i64(3 * LANES)), found, e.i64(0))
 

@@ -2,8 +2,8 @@
 
 One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
 multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
-Most boxes across K bring 64 rows of A, in as many pieces as they have of K. Where A has fewer, its copy has K contiguous,
-and where K is long it is worth its time though the engine could read A. A trial has products with fewer rows and with
+Most boxes across K bring 64 rows of A, in as many pieces as they have of K. Of fewer the copy has K contiguous;
+where K is long it is worth its time though the engine could read A. A trial has products with fewer rows and with
 more, so both ways of copying are tried; it has none of few columns and a long K, and B is copied as it lies.
 
 With few rows the copy of the weights costs more than the product: gemm/unaligned reads them as they lie. Figures are in

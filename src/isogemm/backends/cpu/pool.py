@@ -3,8 +3,9 @@
 Numba's own layers do not fit a library that others call from threads and fork: ``workqueue`` aborts on concurrent
 calls, ``omp`` kills forked children and needs a system libgomp, ``tbb`` is absent on most machines. Here workers are
 Python daemon threads that stay inside compiled code without the GIL. They spin briefly between calls, then sleep on a
-lock. Chunks are claimed from one atomic word, so a late worker costs speed, not correctness; which thread computes a
-chunk never reaches the bits. A second caller, finding the pool busy, computes all its chunks itself.
+lock. The first chunk is the caller's, others are claimed from one atomic word, so a late worker costs speed, not
+correctness; which thread computes a chunk never reaches the bits. A second caller, finding the pool busy, computes
+all its chunks itself.
 
 A signal handler, a tracing hook or another thread may raise an exception in a caller between any two steps of Python.
 So none lie between taking the pool and giving it back: one compiled call takes it, publishes the task, wakes workers,

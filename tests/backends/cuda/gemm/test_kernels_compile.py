@@ -257,6 +257,15 @@ def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels):
         assert any(line.startswith("LDGSTS") and "ZFILL" not in line for line in kernel.machine_code), ring
 
 
+@pytest.mark.parametrize("config", TILES)
+@pytest.mark.parametrize(("k", "wide"), [(1028, {"128"}), (1026, {"64"}), (1025, set())])
+def test_tiles_load_as_much_at_once_as_lines_allow(kernels: Kernels, config, k, wide):
+    (kernel,) = kernels.build("sgemm", config, pose(dtype="float32", contract="fma/chain", k=k))
+    loads = [line.split(".") for line in kernel.machine_code if line.startswith("LDG")]
+    assert {part for line in loads for part in line if part.isdigit()} == wide  # tails are single values
+    assert kernel.spilled == 0
+
+
 @pytest.mark.parametrize(
     ("config", "contract"),
     [("128x64 s8", "tf32:sm90/chain"), ("128x32 s5 t", "tf32x3:sm90/leaf256"), ("128x32 s5", "tf32x3:sm90/tree4")],

@@ -32,7 +32,7 @@ from .tiles import (
     copiers_of,
     copies,
     in_step,
-    modes,
+    loads,
     out_of_step,
     shares_of,
     sure_of,
@@ -93,7 +93,7 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     (a, b), order = sides(p), p.contract.order
     leaf = min(order.size, p.k) if order.kind == "leaf" else 0
     shares = shares_of(p, tile, multiprocessors) if config.shared else None
-    defines = _ringed(p, ring) if ring else dict(zip(("MODE_A", "MODE_B"), modes(p), strict=True))
+    defines = _ringed(p, ring) if ring else _loading(p)
     defines |= {"SHARED": shares is not None}
     defines |= {"BM": tile.m, "BN": tile.n, "BK": tile.k, "TM": tile.thread_m, "TN": tile.thread_n}
     defines |= {"MIN_BLOCKS": 1 if leaf else sure_of(p, tile), "LEAF": leaf > 0, "TYPES": types_of(p)}
@@ -151,6 +151,12 @@ def _bind_copied(p: Product, config: SgemmConfig, device: int) -> Launch:
         multiply(at, stream)
 
     return enqueue
+
+
+def _loading(p: Product) -> dict[str, int]:
+    """What gemm/sgemm/sgemm.cu wants to know beside the tile."""
+    (mode_a, v_a), (mode_b, v_b) = loads(p)
+    return {"MODE_A": mode_a, "V_A": v_a, "MODE_B": mode_b, "V_B": v_b}
 
 
 def _ringed(p: Product, tile: RingTile) -> dict[str, int]:

@@ -10,10 +10,10 @@
 // lanes at once where all pairs (i, i ^ 1) or all pairs (i, i ^ 2) want the same: neighbours share rows, the next but one
 // columns.
 //
-// Operands, by MODE_A and MODE_B (strides `_r` along m or n, `_k` along k):
-//   0  16-byte loads along k, transposed on the way: row-major A, and weights [n, k]
-//   1  16-byte loads along m or n
-//   2  single values, neighbours along m or n    3  single values, neighbours along k: any strides and addresses
+// Operands, by MODE_A and MODE_B (strides `_r` along m or n, `_k` along k), V_A and V_B values to a load:
+//   0  4, 2 or 1 along k, transposed on the way: row-major A, and weights [n, k]
+//   1  4 along m or n
+//   2  single values, neighbours along m or n: any strides and addresses
 
 #include "include/hopper_ptx.cu"
 #include "include/fp32_epilogue.cu"
@@ -37,22 +37,22 @@ __device__ __forceinline__ int at(int k, int r) { return k * ROWS + (r ^ swizzle
 // Keeps the compiler from computing a value anew where it is used.
 __device__ __forceinline__ int held(int x) { asm volatile("" : "+r"(x)); return x; }
 
-// One operand's panels: ROWS x BK values, V of them by each thread.
-template <int MODE, int ROWS>
+// One operand's panels: ROWS x BK values, COUNT of them by each thread, V by each load.
+template <int MODE, int V, int ROWS>
 struct Panel {
-  static constexpr int V = ROWS * BK / THREADS, STEP = MODE < 2 ? 4 : 1, N = V / STEP;
-  float v[V];
+  static constexpr int COUNT = ROWS * BK / THREADS, STEP = MODE < 2 ? 4 : 1, N = COUNT / STEP;
+  float v[COUNT];
   const float* from[N];
   int to[N];
   i64 step;
 
   static __device__ __forceinline__ int row(int i) {
     const int x = threadIdx.x + i * THREADS;
-    return MODE == 0 ? x / (BK / 4) : MODE == 1 ? x % (ROWS / 4) * 4 : MODE == 2 ? x % ROWS : x / BK;
+    return MODE == 0 ? x / (BK / 4) : MODE == 1 ? x % (ROWS / 4) * 4 : x % ROWS;
   }
   static __device__ __forceinline__ int depth(int i) {
     const int x = threadIdx.x + i * THREADS;
-    return MODE == 0 ? x % (BK / 4) * 4 : MODE == 1 ? x / (ROWS / 4) : MODE == 2 ? x / ROWS : x % BK;
+    return MODE == 0 ? x % (BK / 4) * 4 : MODE == 1 ? x / (ROWS / 4) : x / ROWS;
   }
   __device__ __forceinline__ void start(const Operand& x, int first, int k) {
     step = BK * x.k;
@@ -66,8 +66,13 @@ struct Panel {
   __device__ __forceinline__ void load() {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      if (MODE < 2) *(float4*)(v + 4 * i) = __ldg((const float4*)from[i]);
-      else v[i] = __ldg(from[i]);
+#pragma unroll
+      for (int j = i * STEP; j < (i + 1) * STEP; j += V) {
+        const float* at = from[i] + j % STEP;
+        if (V == 4) *(float4*)(v + j) = __ldg((const float4*)at);
+        else if (V == 2) *(float2*)(v + j) = __ldg((const float2*)at);
+        else v[j] = __ldg(at);
+      }
       from[i] += step;
     }
   }
@@ -160,8 +165,8 @@ using FragmentsB = Fragments<MODE_B, BN, TN, 8>;
 
 struct Walk {
   Shared& s;
-  Panel<MODE_A, BM> pa;
-  Panel<MODE_B, BN> pb;
+  Panel<MODE_A, V_A, BM> pa;
+  Panel<MODE_B, V_B, BN> pb;
   FragmentsA fa;
   FragmentsB fb;
   float x[2][TM], y[2][TN];

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from .....problem.product import Product, Strides
-from ..fp32 import Fp32Side, aligned_side, sides
+from ..fp32 import Fp32Side, sides
 
 
 class BlockTile(NamedTuple):
@@ -134,7 +134,7 @@ def copiers_of(p: Product, tile: RingTile) -> int:
 def out_of_step(p: Product, tile: str) -> tuple[bool, bool]:
     """Of A and B: whether a kernel has to load or copy less than 16 bytes at once."""
     if tile in TILES:
-        a, b = (mode > 1 for mode in modes(p))
+        a, b = (values < 4 for _, values in loads(p))
     else:
         a, b = (values < 4 for _, values in copies(p, RINGS[tile]))
     return a, b
@@ -154,18 +154,16 @@ def blocks_of(p: Product, tile: BlockTile | RingTile) -> int:
     return -(-p.m // tile.m) * -(-p.n // tile.n)
 
 
-def modes(p: Product) -> list[int]:
-    """How each operand's panels are loaded; the numbers of gemm/sgemm/sgemm.cu."""
-    return [_mode(side, p) for side in sides(p)]
+def loads(p: Product) -> list[tuple[int, int]]:
+    """How each operand's panels are loaded, and how many values at once; the numbers of gemm/sgemm/sgemm.cu."""
+    return [_loaded(side, p) for side in sides(p)]
 
 
-def _mode(side: Fp32Side, p: Product) -> int:
-    order = p.contract.order
-    if aligned_side(side, p.align) and (order.kind == "chain" or order.size % 4 == 0):
-        return 0
-    if aligned_side(side, p.align, across=True) and side.rows % 4 == 0:
-        return 1
-    return 3 if abs(side.k) < abs(side.row) else 2
+def _loaded(side: Fp32Side, p: Product) -> tuple[int, int]:
+    deep, values = _copied(side, p, 4)
+    if deep and side.k == 1:
+        return 0, values
+    return (1, 4) if values == 4 and side.rows % 4 == 0 else (2, 1)
 
 
 def copies(p: Product, tile: RingTile) -> list[tuple[bool, int]]:

@@ -155,6 +155,7 @@ def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
         ("h100-2026-11-28-fp32-shares-large", "36 products: 2.0% in the mean"),
         ("h200-2026-11-29-fp32-few", "21 products: 5.3% in the mean"),
         ("h200-2026-11-29-fp32-across", "25 products: 2.9% in the mean"),
+        ("h200-2026-11-29-fp32-odd", "27 products: 6.0% in the mean"),
         ("h200-2026-11-29-kernels-across", "46 products: 3.4% in the mean"),
     ],
 )

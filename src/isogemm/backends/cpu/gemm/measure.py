@@ -77,10 +77,13 @@ def _gemv_rows(store: Array, usual: Facts) -> int:
 
 
 def _skinny(store: Array, usual: Facts) -> Facts:
-    """Up to how many rows panels of as much of K as is there, used as soon as they are packed, beat blocks."""
+    """Up to how many rows panels of as much of K as is there, used as soon as they are packed, beat blocks.
+
+    They do where the end of a register tile costs much; then blocks of more of K are the faster ones, too.
+    """
     w, best = store[: 509 * 2044].reshape(509, 2044), usual
     for rows in (256, 384, 512):
-        deep = replace(usual, skinny_rows=rows, skinny_depth=2048)
+        deep = replace(usual, skinny_rows=rows, skinny_depth=2048, block_depth=1024)
         panels, blocks = times([_product(rows, w, deep), _product(rows, w, usual)])
         if panels > blocks * _margin(usual=False):
             break

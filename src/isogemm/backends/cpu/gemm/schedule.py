@@ -12,16 +12,15 @@ from typing import Literal
 
 from ....errors import LayoutError, OptionError
 from ..emit.target import Target
-from .facts import SKINNY_DEPTH, SKINNY_ROWS, facts
+from .facts import BLOCK_DEPTH, SKINNY_DEPTH, SKINNY_ROWS, facts
 
 STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
 DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
-KC = 512  # of K, that a block has, about
 SHARED_BYTES = 16 * 2**20  # of weights that a cache may hold: a thread takes one share of them
 CHUNK_BYTES = 512 * 1024  # of other weights, that a thread takes at a time
 MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
-NC = 4096  # columns of a packed block of B: 8 MiB of fp32 at KC
+NC = 4096  # columns of a packed block of B: 8 MiB of fp32 at BLOCK_DEPTH of K
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
     if p.m > SKINNY_ROWS or max(p.m, cpu.mr, cpu.nr) * p.k > DEEP:
         return _tiled(p, threads, cpu)
     grid_m, grid_n = 1, _fine(p, threads, cpu)
-    kc = p.k if p.m <= mr else _depth(p.k, KC)
+    kc = p.k if p.m <= mr else _depth(p.k, BLOCK_DEPTH)
     return Schedule(
         "gemv" if p.m <= STREAM_ROWS else "skinny",
         "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
@@ -169,8 +168,8 @@ def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
 def _tiled(p: Problem, threads: int, cpu: Target) -> Schedule:
     mr = _panel_rows(p, cpu)
     grid_m, grid_n = _split(p, threads, cpu, 1)
-    kc = _depth(p.k, KC)
-    mc = MC_BYTES // (4 * kc) // mr * mr
+    kc = _depth(p.k, facts().block_depth)
+    mc = max(MC_BYTES // (4 * kc) // mr, 1) * mr
     b_mode: Literal["prepared", "block"] = "prepared" if p.prepared else "block"
     return Schedule("tiled", "block", b_mode, mr, mc, _columns(p, grid_n, cpu), kc, grid_m, grid_n, threads)
 

@@ -115,6 +115,11 @@ def test_loads_of_tiles_are_as_wide_as_addresses_steps_and_leaves_allow() -> Non
         ({"contract": Contract.parse("fma/leaf6"), "b": Strides(64, 1)}, [(0, 2), (1, 4)]),
         ({"contract": Contract.parse("fma/leaf7")}, [(0, 1), (0, 1)]),
         ({"m": 1, "a": Strides(3, 1)}, [(0, 4), (0, 4)]),
+        ({"k": 1, "a": Strides(1, 7), "b": Strides(9, 1)}, [(0, 1), (0, 1)]),
+        ({"batch": 3, "a": Strides(256, 1, 66 * 256 + 2), "b": Strides(1, 256, 64 * 256)}, [(0, 2), (0, 4)]),
+        ({"a": Strides(0, 1), "b": Strides(0, 1)}, [(0, 4), (1, 4)]),  # one row, one line, in all places
+        ({"a": Strides(-256, 1), "b": Strides(1, -257)}, [(0, 4), (0, 1)]),
+        ({"a": Strides(512, 2), "b": Strides(-1, 256)}, [(2, 1), (2, 1)]),
     ):
         assert loads(replace(sample(66, 64, 256), **change)) == want, change
 
@@ -128,7 +133,8 @@ def test_the_expected_time_grows_with_rounds_and_with_k_and_is_no_less_than_memo
         assert microseconds(often, config, 4 * 132) <= microseconds(often, config, 132)
         assert microseconds(often, config, 10**6) > 4 * often.n * often.k / 5e6
         if not config.copied:
-            assert microseconds(replace(once, align=4), config, 132) >= microseconds(once, config, 132)
+            slower = microseconds(replace(once, align=4), config, 132) / microseconds(once, config, 132)
+            assert slower > 1 or (slower == 1 and config.tile == "128x128 k8")
 
 
 def test_a_few_configurations_serve_nearly_all_products_until_the_best_is_built() -> None:
@@ -292,6 +298,9 @@ class TestOnTheDevice:
         stack = self.numbers((3, rows, 100), 7), self.numbers((3, 100, 36), 8)
         self.check(family, config, *stack, "fma/chain", c=self.numbers((3, rows, 36), 9), beta=1.0)
         self.check(family, config, stack[0], stack[1][0], "fma/chain")
+        for k in (97, 98):
+            some = self.numbers((3, rows, k), 11), self.numbers((3, k, 36), 12)
+            self.check(family, config, *some, "fma/chain", layouts="nt")
 
     @pytest.mark.parametrize("contract", CONTRACTS)
     @pytest.mark.parametrize("config", sorted({*CONFIGS[1], *CONFIGS[3]}))

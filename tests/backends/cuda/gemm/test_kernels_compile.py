@@ -262,7 +262,12 @@ def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels):
 def test_tiles_load_as_much_at_once_as_lines_allow(kernels: Kernels, config, k, wide):
     (kernel,) = kernels.build("sgemm", config, pose(dtype="float32", contract="fma/chain", k=k))
     loads = [line.split(".") for line in kernel.machine_code if line.startswith("LDG")]
-    assert {part for line in loads for part in line if part.isdigit()} == wide  # tails are single values
+    found = [part for line in loads for part in line if part.isdigit()]
+    tile = TILES[config]
+    panels = 3  # of the walk: before it, and two in a turn
+    values = (tile.m + tile.n) * tile.k * tile.thread_m * tile.thread_n // (tile.m * tile.n)  # of a panel, of a thread
+    assert set(found) == wide  # tails are single values
+    assert not wide or len(found) == panels * values * 32 // int(*wide)
     assert kernel.spilled == 0
 
 

@@ -33,7 +33,7 @@ class Facts:
     gemv_rows: int  # rows up to which transposing weights in registers beats packing them
     skinny_rows: int  # rows up to which panels of B [n, k] are used as soon as they are packed, and A packed at once
     skinny_depth: int  # of K, that such panels have, about
-    block_depth: int  # of K, that blocks have, about, where panels are packed first
+    block_depth: int  # of K, that the blocks of products with more rows have, about
     seen_bytes: int  # of weights in place, up to which the same ones need not be asked for when they come again
     serial: int  # multiply-adds below which waking a thread costs more than it saves
     ridge: float  # flops per byte where all threads' peak meets their memory's bandwidth; only the word "bound" has it
@@ -42,7 +42,7 @@ class Facts:
     def __str__(self) -> str:
         return (
             f"{self.source}: transposed in registers up to {self.gemv_rows} rows; panels used as packed up to "
-            f"{self.skinny_rows} rows, {self.skinny_depth} of K at a time, before others {self.block_depth}; "
+            f"{self.skinny_rows} rows, {self.skinny_depth} of K at a time, blocks of {self.block_depth} beyond; "
             "weights not asked for again up to "
             f"{self.seen_bytes / 2**20:g} MiB; one thread below {self.serial} multiply-adds; "
             f"ridge {self.ridge:.3g} flop/byte"
@@ -52,7 +52,8 @@ class Facts:
 # By lanes of a vector. With 16 of them see benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit
 # of 16 rows; with 8, packing takes 0.88 of the time at 12 rows (Zen 4). The ridge: its 116 GFLOP/s a core over 17 GB/s.
 _ROWS = {16: 64, 8: 8, 4: 16}
-# Rows for which panels are used as soon as they are packed, and about how much of K these have: a Zen 4's, of any B.
+# Rows for which panels are used as soon as they are packed, of about how much of K, and of how much of K blocks are: a
+# Zen 4's, of any B.
 SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH = 192, 256, 512
 # By the compiler's name of a processor: Zen 3, with a last cache of 32 MiB, walks what comes again in 0.94 of the time
 # at 8 MiB and in 0.98 at 16 MiB, and what is not there after all little slower.

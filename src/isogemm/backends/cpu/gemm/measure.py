@@ -84,7 +84,7 @@ def _skinny(store: Array, usual: Facts) -> Facts:
     w, best = store[: 509 * 2044].reshape(509, 2044), usual
     for rows in (256, 384, 512):
         deep = replace(usual, skinny_rows=rows, skinny_depth=2048, block_depth=1024)
-        panels, blocks = times([_product(rows, w, deep), _product(rows, w, usual)])
+        panels, blocks = times([_product(rows, w, deep), _product(rows, w, best)])
         if panels > blocks * _margin(usual=False):
             break
         best = deep

@@ -20,7 +20,7 @@ DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1
 SHARED_BYTES = 16 * 2**20  # of weights that a cache may hold: a thread takes one share of them
 CHUNK_BYTES = 512 * 1024  # of other weights, that a thread takes at a time
 MC_BYTES = 480 * 1024  # a packed block of A: half of a 1 MiB second-level cache
-NC = 4096  # columns of a packed block of B: 8 MiB of fp32 at BLOCK_DEPTH of K
+NC = 4096  # columns of a packed block of B: 8 MiB of fp32 at 512 of K
 
 
 @dataclass(frozen=True, slots=True)

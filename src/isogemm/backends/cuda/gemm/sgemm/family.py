@@ -46,7 +46,7 @@ class Sgemm(ProductFamily):
 
     def configs(self, product: Product) -> tuple[str, ...]:
         """Tiles by a model of their time."""
-        if not serves(product, ("fma",), ("chain", "leaf")):
+        if not _serves(product):
             return ()
         found = [config for config in CONFIGS if _fits(product, config)]
         return tuple(map(str, sorted(found, key=lambda config: microseconds(product, config, MULTIPROCESSORS))))
@@ -54,7 +54,7 @@ class Sgemm(ProductFamily):
     def supports(self, product: Product, config: str) -> bool:
         """Any strides."""
         parsed = SgemmConfig.parse(config)
-        return parsed is not None and serves(product, ("fma",), ("chain", "leaf")) and _fits(product, parsed)
+        return parsed is not None and _serves(product) and _fits(product, parsed)
 
     def palette(self, product: Product) -> tuple[str, ...]:
         """A few for all products."""
@@ -72,6 +72,12 @@ class Sgemm(ProductFamily):
         parsed = SgemmConfig.parse(config)
         assert parsed is not None, f"{config} does not serve {product}"
         return _bind_copied(product, parsed, device) if parsed.copied else _bind(product, parsed, device)
+
+
+def _serves(p: Product) -> bool:
+    """Leaves begin where 4 values can be loaded at once: a verdict is on code that does so, whatever a leaf's size."""
+    order = p.contract.order
+    return serves(p, ("fma",), ("chain", "leaf")) and (order.kind == "chain" or order.size % 4 == 0)
 
 
 def _fits(p: Product, config: SgemmConfig) -> bool:

@@ -173,9 +173,8 @@ def copies(p: Product, tile: RingTile) -> list[tuple[bool, int]]:
 
 
 def _copied(side: Fp32Side, p: Product, rows: int) -> tuple[bool, int]:
-    order = p.contract.order
     deep = side.rows == 1 or side.k == 1 or 0 < abs(side.k) < abs(side.row)
     step, unit = (side.row if side.rows > 1 else 0, side.k) if deep else (side.k, side.row)
-    cut = (order.size if order.kind == "leaf" else 0) if deep else rows
+    cut = 0 if deep else rows
     values = next((v for v in (4, 2) if p.align >= 4 * v and not any(x % v for x in (step, side.batch, cut))), 1)
     return deep, values if unit == 1 else 1

@@ -20,6 +20,7 @@ from isogemm.base import tuning
 from isogemm.base.tuning import set_tuning
 from isogemm.planner import records
 from isogemm.planner.ahead import siblings
+from isogemm.planner.live import OTHERS, ROUNDS
 from isogemm.planner.relay import Relay
 from isogemm.planner.tables import Use
 from isogemm.planner.timed import ProductClass, Timed
@@ -157,6 +158,20 @@ def test_an_algorithm_that_is_wrong_at_an_end_of_the_class_is_refused() -> None:
     assert not here.live.candidates.found(ProductClass.of(P)).admitted
 
 
+def test_an_algorithm_is_admitted_for_no_rows_beyond_those_that_were_compared() -> None:
+    """Packed, the class's last rows are a multiple of 8 that lines of 13 are not: another variant, left out."""
+    here = Here(own=("best",), offered=("right",))
+    product = replace(linear(13, 48, 512), a=Strides(1, 13))
+    here.chooser.serve(product)
+    here.bench.work()
+    assert (kind := ProductClass.of(product)).high == 16
+    assert [p.m for p in here.bench.compared] == [9, 13]
+    assert here.live.candidates.found(kind).admitted == {Use("library", "right"): (9, 13)}
+    beyond = replace(linear(15, 48, 512), a=Strides(1, 15))
+    assert ProductClass.of(beyond) == kind
+    assert here.live.candidates.admission(beyond, Use("library", "right")) is None
+
+
 def test_what_was_found_serves_later_processes_without_timing(tmp_path: Path) -> None:
     times = {"best": 9.0, "second": 7.0, "third": 30.0, "right": 5.0, "broken": 1.0}
     more: dict[str, Any] = {"offered": ("broken", "right"), "wrong": {"broken": flip()}, "own": ("best", "second")}
@@ -208,6 +223,35 @@ def test_warm_settles_products_before_their_first_calls() -> None:
     for product in products:
         assert here.call(here.chooser.serve(product), product) == "right"
     assert len(here.bench.rounds) == rounds
+
+
+@pytest.mark.parametrize(("valid", "timed"), [(True, 16), (False, 15)])
+def test_a_product_that_is_called_no_more_holds_up_no_other_of_its_class(valid: bool, timed: int) -> None:
+    """Prompts of other lengths, say: the first one may never come again, with a round that counts or with none."""
+    other = linear(15, 48, 512)
+    here = Here(clock={"best": 10.0, "second": 9.0}.__getitem__, own=("best", "second"))
+    first, second = here.chooser.serve(P), here.chooser.serve(other)
+    here.bench.work()
+    assert here.call(first) == "best"
+    here.bench.valid = valid
+    assert here.call(second, other) == "best"
+    here.bench.valid = True
+    assert [here.call(second, other) for _ in range(OTHERS + ROUNDS)][-1] == here.call(first) == "second"
+    assert here.live.candidates.found(ProductClass.of(P)).m == timed
+    assert not here.live._watches
+
+
+def test_launches_that_are_made_anew_for_each_call_lead_to_the_fastest_and_are_held_by_nobody() -> None:
+    here = Here(clock={"best": 10.0, "second": 9.0}.__getitem__, own=("best", "second"))
+    here.chooser.serve(P)
+    here.bench.work()
+    (watch,) = here.live._watches.values()
+    served = []
+    for _ in range(ROUNDS + 2):
+        served.append(here.call(here.chooser.serve(P)))
+        assert len(watch.relays) <= 1
+    assert (served[0], served[-1]) == ("best", "second")
+    assert len(here.bench.rounds) == ROUNDS
 
 
 @pytest.mark.parametrize("budget", ["off", 0])

@@ -38,6 +38,7 @@ BEHIND = 1.3  # times the fastest: not timed again
 IN_A_ROW, SPAN = 10, 300.0  # at most, and microseconds that they should take
 PATIENCE, LONGEST = 10.0, 300.0  # seconds that a capture waits for kernels that are being compiled, and `warm`
 MOST = 4096  # classes that are watched at once
+OTHERS = 64  # calls of other products of a class, after which one of them is timed if the first is called no more
 
 
 class Live:
@@ -86,7 +87,7 @@ class Live:
             if watch is None or not watch.prepared.wait(LONGEST):
                 continue
             held, at = self.bench.operands(product)
-            while self._watches.get(watch.kind) is watch and watch.leader in (None, relay):
+            while self._watches.get(watch.kind) is watch and watch.leader in (None, product):
                 relay.now(at, machine.stream())
                 self.bench.synchronize()
             del held
@@ -101,10 +102,10 @@ class Live:
                     self._watches.clear()  # those in use are held by their relays
                 watch = self._watches[kind] = Pending(kind, budget)
                 self.preparing.begin(product, watch)
-            relay.now = self._watching(watch, relay, product, launch)
-            watch.relays.append((relay, product, launch))
+            relay.now = self._watching(watch, product, launch)
+            watch.relays[relay] = product, launch
 
-    def _watching(self, watch: Pending, relay: Relay, product: Product, launch: Launch) -> Launch:
+    def _watching(self, watch: Pending, product: Product, launch: Launch) -> Launch:
         """The launch, and behind it a step towards a faster one."""
 
         def watching(at: Addresses, stream: int) -> None:
@@ -114,7 +115,7 @@ class Live:
             launch(at, stream)
             if watch.prepared.is_set() and not self.bench.busy() and watch.lock.acquire(blocking=False):
                 try:
-                    self._step(watch, relay, product, at, stream)
+                    self._step(watch, product, at, stream)
                 except Exception as error:  # the call itself is done: its caller hears nothing of what is tried behind
                     log.info("%s: %s: %s", watch.kind, type(error).__name__, error)
                     self._settle(watch)
@@ -131,30 +132,34 @@ class Live:
 
     # What calls do, one at a time for each class.
 
-    def _step(self, watch: Pending, relay: Relay, product: Product, at: Addresses, stream: int) -> None:
+    def _step(self, watch: Pending, product: Product, at: Addresses, stream: int) -> None:
         """One step towards the fastest kernel, behind a call of the product; waits for nothing."""
-        if all(held is not relay for held, _, _ in watch.relays):  # settled meanwhile
+        if watch.settled:  # meanwhile
             return
-        if watch.leader is None and (self.candidates.found(watch.kind).us or not self._lead(watch, relay, product)):
+        if watch.leader is None and (self.candidates.found(watch.kind).us or not self._lead(watch, product)):
             self._settle(watch)
-            return
-        if watch.leader is not relay:
             return
         if watch.round is not None:
             if not watch.round.done():
                 return
             self._count(watch, watch.round)
+        if watch.leader != product:
+            watch.others += 1
+            if watch.others < OTHERS:
+                return
+            if watch.rounds or not self._lead(watch, product):
+                self._end(watch)
+                return
+        watch.others = 0
         again = watch.rounds < ROUNDS and watch.tries < TRIES and len(watch.running) > 1
         if again and watch.budget - watch.spent > watch.spent / max(1, watch.tries):
             patience = 1 + min(3, watch.tries - watch.rounds)
             watch.round = self.bench.round(product, watch.running, at, stream, watch.in_a_row, patience)
             if watch.round is not None:
                 return
-        if watch.rounds:
-            self._record(watch, product)
-        self._settle(watch)
+        self._end(watch)
 
-    def _lead(self, watch: Pending, relay: Relay, product: Product) -> bool:
+    def _lead(self, watch: Pending, product: Product) -> bool:
         """Take this product to time; False where there is nothing to choose from, or no budget for it."""
         (near, others), found = self.candidates.likely(product), self.candidates.found(watch.kind)
         libraries = [Hint(use, "", expected_us=near[0].expected_us) for use in found.admitted]
@@ -165,7 +170,7 @@ class Live:
         watch.in_a_row = max(1, min(IN_A_ROW, int(SPAN / max(1.0, min(expected, default=1.0)))))
         while bound and watch.in_a_row * sum(expected[: len(bound)]) > 1e3 * watch.budget:
             bound.pop()
-        watch.leader = relay
+        watch.leader = product
         watch.uses = {x.launch: Use(x.family, x.config) for x in bound}
         watch.running = list(watch.uses)
         return len(bound) > 1
@@ -181,17 +186,22 @@ class Live:
         least = min(watch.times.values())
         watch.running = [launch for launch in watch.running if watch.times[launch] <= BEHIND * least]
 
-    def _record(self, watch: Pending, product: Product) -> None:
-        """Keep what was timed, in this process and for later ones."""
-        us = {watch.uses[launch]: round(t, 3) for launch, t in sorted(watch.times.items(), key=lambda item: item[1])}
-        self.candidates.keep(watch.kind, replace(self.candidates.found(watch.kind), m=product.m, us=us, date=today()))
+    def _end(self, watch: Pending) -> None:
+        """Keep what was timed, if anything was, in this process and for later ones; and let it serve."""
+        if watch.rounds and watch.leader is not None:
+            least = sorted(watch.times.items(), key=lambda item: item[1])
+            us = {watch.uses[launch]: round(t, 3) for launch, t in least}
+            found = replace(self.candidates.found(watch.kind), m=watch.leader.m, us=us, date=today())
+            self.candidates.keep(watch.kind, found)
+        self._settle(watch)
 
     def _settle(self, watch: Pending) -> None:
         """Let the fastest kernel take over in all products of the class."""
         with self._lock:
             self._watches.pop(watch.kind, None)  # who comes now is served by what was found, or watched anew
-            held, watch.relays = watch.relays, []
+            watch.settled, held = True, list(watch.relays.items())
+        watch.relays.clear()
         watch.uses, watch.times, watch.running = {}, {}, []
-        for relay, product, launch in held:
+        for relay, (product, launch) in held:
             found = self.candidates.at_hand(product)
             relay.now = found[0].launch if found else launch

@@ -121,12 +121,12 @@ class Preparing:
             ends = [product.m]
             listed = listed[: max(0, int(CHECKED_MS / each) - 1)]
         wrong = dict.fromkeys(listed, 0)
-        for m in ends:
-            here = product if m == product.m else replace(pose_rows(product, m), align=product.align)
-            if variant_of(here) != kind.variant or not wrong:
-                continue
-            wrong = self._compared(family.name, here, plain.use, wrong)
-        admitted = {Use(name, c): (ends[0], ends[-1]) for c, count in wrong.items() if not count}
+        posed = (product if m == product.m else replace(pose_rows(product, m), align=product.align) for m in ends)
+        compared = [here for here in posed if variant_of(here) == kind.variant]
+        for here in compared:
+            wrong = self._compared(family.name, here, plain.use, wrong) if wrong else wrong
+        rows = compared[0].m, compared[-1].m
+        admitted = {Use(name, c): rows for c, count in wrong.items() if not count}
         refused = {Use(name, c): (product.m, product.m) for c, count in wrong.items() if count}
         self.candidates.keep(kind, replace(
             self.candidates.found(kind), admitted={**known.admitted, **admitted}, refused={**known.refused, **refused},

@@ -12,7 +12,7 @@ from ..problem.product import Addresses, Launch, Product
 class Relay:
     """A launch that may be replaced by one with the same bits while others hold it: they call `now`."""
 
-    __slots__ = ("now",)
+    __slots__ = ("__weakref__", "now")
 
     def __init__(self, launch: Launch) -> None:
         self.now = launch

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from ..problem.numeric import NumericKey, numeric_key
 from ..problem.product import Launch, Product
@@ -77,8 +78,11 @@ class Pending:
         self.kind, self.lock = kind, threading.Lock()
         self.budget, self.spent = budget, 0.0  # milliseconds of the device's time
         self.left, self.prepared = 0, threading.Event()  # tasks of other threads; set when none is left
-        self.relays: list[tuple[Relay, Product, Launch]] = []  # what is to be replaced, and what serves meanwhile
-        self.leader: Relay | None = None  # the product that is timed: the first that was called when all was prepared
+        self.settled = False
+        # What is to be replaced while somebody holds it: for which product, and what serves meanwhile.
+        self.relays: WeakKeyDictionary[Relay, tuple[Product, Launch]] = WeakKeyDictionary()
+        self.leader: Product | None = None  # the product that is timed: the first that was called when all was prepared
+        self.others = 0  # calls of other products since the leader's last one
         self.uses: dict[Launch, Use] = {}  # the launches that are timed
         self.times: dict[Launch, float] = {}  # the least of each
         self.running: list[Launch] = []  # those that are not far behind

@@ -6,6 +6,8 @@ import math
 import sys
 from contextlib import nullcontext
 from itertools import pairwise
+from threading import Barrier, Thread
+from threading import Event as Signal
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,3 +148,24 @@ def test_what_no_cache_holds_is_run_as_it_lies(monkeypatch) -> None:
 
 def test_without_memory_there_is_no_round(monkeypatch) -> None:
     assert a_round(monkeypatch, Memory(CACHE), linear(16, 64, 64), Addresses(0, 0, 0), 1)[0] is None
+
+
+def test_rounds_of_several_threads_leave_the_switches_between_threads_as_they_were() -> None:
+    """The one that comes second must not take the first one's haste for what was before."""
+    before = sys.getswitchinterval()
+    inside, out = Barrier(2), Signal()
+
+    def second() -> None:
+        with live._SWITCHES:
+            inside.wait()
+            out.wait()
+
+    thread = Thread(target=second)
+    with live._SWITCHES:
+        thread.start()
+        inside.wait()
+        assert sys.getswitchinterval() == pytest.approx(live.SWITCH)
+    assert sys.getswitchinterval() == pytest.approx(live.SWITCH)
+    out.set()
+    thread.join()
+    assert sys.getswitchinterval() == before

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import cycle, islice
@@ -37,6 +38,29 @@ PAUSE, EACH, RUN = 300_000, 80_000, 10_000
 LINE, APART = 128, 1024  # bytes: places lie as the caller's do in the first, and a multiple of the second apart
 SWITCH = 2e-5  # seconds that another thread may keep the GIL for, while a round is enqueued: each call gives it up
 SHARE = 0.25  # of the memory that is free, for operands of a comparison
+
+
+class _Switches:
+    """While any thread is inside, each is asked for the GIL after `SWITCH`; behind the last one all is as before."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, 0.0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = sys.getswitchinterval()
+                sys.setswitchinterval(SWITCH)
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                sys.setswitchinterval(self._before)
+
+
+_SWITCHES = _Switches()
 
 
 class CudaLive:
@@ -102,9 +126,8 @@ class CudaLive:
             runs = [at if product.c is None else aside, *islice(cycle([*others, aside]), in_a_row - 1)]
             pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in launches]
             waiting = patience * (PAUSE + (EACH + RUN * in_a_row) * len(launches))
-            gate, before = torch.cuda.Event(), sys.getswitchinterval()
-            sys.setswitchinterval(SWITCH)
-            try:
+            gate = torch.cuda.Event()
+            with _SWITCHES:
                 pause(stream, waiting)
                 gate.record()
                 for launch, (begin, end) in zip(launches, pairs, strict=True):
@@ -115,8 +138,6 @@ class CudaLive:
                         launch(place, stream)
                     end.record()
                 return CudaRound(pairs, in_a_row, 1e-6 * waiting, not gate.query())
-            finally:
-                sys.setswitchinterval(before)
 
     @functools.cached_property
     def _kernels(self) -> tuple[Bound, Bound]:

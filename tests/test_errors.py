@@ -405,6 +405,16 @@ def check(row: Row, c: np.ndarray, *, words: bool = True) -> None:
         assert row.nearest in match[3] or row.nearest in match[0].partition("limit:")[0]
 
 
+@pytest.mark.parametrize("alpha", [np.inf, np.nan, 1e39, 1j, "1"])
+def test_an_alpha_that_is_no_finite_number_is_refused_with_tensors_as_with_arrays(alpha):
+    torch = pytest.importorskip("torch")
+    a, b = torch.ones(2, 4, 6), torch.ones(2, 6, 4)
+    isogemm.gemm(a[0], b[0], alpha=0.5)  # torch is seen: calls with tensors take the short way
+    for call in (lambda: isogemm.gemm(a[0], b[0], alpha=alpha), lambda: strided(a, b, alpha=alpha)):
+        with pytest.raises(OptionError, match="alpha.*finite"):
+            call()
+
+
 def test_what_other_libraries_let_pass_points_to_the_doctor():
     """Memory that two share and places of elements do; other errors have no notes."""
     said = {}

@@ -95,6 +95,8 @@ def test_float64_and_lists_are_cast_where_that_is_asked_for():
     got = isogemm.matmul(torch.from_numpy(a), torch.from_numpy(b), cast="float32")
     assert isinstance(got, torch.Tensor)
     assert_same(got.numpy(), want)
+    assert isogemm.matmul([[2**70]], [[1]], cast="float32") == 2.0**70
+    assert isogemm.matmul([np.ones(1, BF16)], [[True]], cast="float32") == 1
     half = a.astype(np.float16)
     assert isogemm.matmul(half, b.astype(np.float16), cast="float32").dtype == np.float16
 
@@ -121,6 +123,9 @@ def test_what_is_cast_keeps_subnormals():
     [
         ([[1.0], [2.0, 3.0]], "float32", DTypeError, "numbers in rows of one length"),
         ([["one"]], "float32", DTypeError, "numbers in rows of one length"),
+        ([["1.5"]], "float32", DTypeError, "numbers in rows of one length"),
+        ([[None]], "float32", DTypeError, "numbers in rows of one length"),
+        ([[1j]], "float32", DTypeError, "numbers in rows of one length"),
         (np.ones((1, 1)), "float16", OptionError, "float32"),
         (np.ones((1, 1)), np.ones(2), OptionError, "float32"),
         (np.ones((1, 1)), None, DTypeError, 'cast="float32"'),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -45,6 +46,11 @@ def array(name: str, x: Any) -> Array:
     return viewed
 
 
+def _are_numbers(x: Any) -> bool:
+    """Whether an array holds real numbers: None, and texts that say some, would become float32 without a word."""
+    return x.dtype.kind in "biufV" or (x.dtype.kind == "O" and all(isinstance(v, Real) for v in x.flat))
+
+
 def to_float32(name: str, x: Any, cast: str) -> Any:
     """A copy in float32 of float64 elements or of a list of numbers, each rounded once; anything else as it is.
 
@@ -56,8 +62,11 @@ def to_float32(name: str, x: Any, cast: str) -> Any:
         raise OptionError("cast", limit=limit, value=repr(cast), nearest="cast='float32'")
     if isinstance(x, list | tuple):
         try:
+            found = np.asarray(x)
+            if not _are_numbers(found):
+                raise TypeError
             with ieee_defaults():
-                return np.asarray(x, np.float32)
+                return found.astype(np.float32)
         except (TypeError, ValueError):
             raise DTypeError(
                 name, limit="numbers in rows of one length", value=f"a {type(x).__name__}", nearest="an array"

@@ -51,7 +51,7 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
     if contract is not None:
         asked = _named(contract) if type(contract) is str else Settings(as_contract(contract))
     if alpha != 1:
-        asked = Settings(asked.contract, alpha)
+        asked = Settings.checked(asked.contract, alpha=alpha)
     if into is None or asked.contract.arithmetic != "fma" or (out is not None and out_dtype is not None):
         return None
     if b.get_device() >= 0 or ((a.requires_grad or b.requires_grad) and sys.modules["torch"].is_grad_enabled()):

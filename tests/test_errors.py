@@ -411,7 +411,7 @@ def test_an_alpha_that_is_no_finite_number_is_refused_with_tensors_as_with_array
     a, b = torch.ones(2, 4, 6), torch.ones(2, 6, 4)
     isogemm.gemm(a[0], b[0], alpha=0.5)  # torch is seen: calls with tensors take the short way
     for call in (lambda: isogemm.gemm(a[0], b[0], alpha=alpha), lambda: strided(a, b, alpha=alpha)):
-        with pytest.raises(OptionError, match="alpha.*finite"):
+        with pytest.raises(OptionError, match=r"alpha.*finite"):
             call()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 
 import numpy as np
@@ -13,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 import isogemm
 from isogemm.doctor import MISTAKES, GuardError, examine, guard, guarded_empty
 from isogemm.doctor.faulty import examined
-from isogemm.errors import OptionError
+from isogemm.errors import DTypeError, OptionError, ShapeError
 from isogemm.formats.blocks import format_of
 from isogemm.formats.reference import dequantize
 
@@ -83,6 +84,16 @@ def test_what_is_wrong_with_it(function, name, signature):
     assert name in (found.causes[0].name, *found.causes[0].indistinguishable_from)
 
 
+def test_a_process_that_ends_between_two_calls_is_said_to_have_ended():
+    def ends_later(a, b):
+        threading.Timer(0.1, os._exit, (3,)).start()
+        return a @ b
+
+    found = examine(ends_later, tell=lambda *progress: time.sleep(0.4))
+    assert (found.verdict, found.causes[0].name) == ("wrong", "ends the process")
+    assert "exit status 3" in found.causes[0].parameter
+
+
 PARTS = {"nothing": slice(0, None, 2), "multiples of 16": slice(1, None, 4), "float16": slice(3, None, 8),
          "n of 256": slice(7, None, 8)}  # fmt: skip
 
@@ -104,6 +115,9 @@ def test_extents_that_a_function_insists_on():
     assert examine(only).verdict == "undiagnosable"
     found = examine(only, n=136, k=72)
     assert (found.verdict, found.causes[0].name) == ("wrong", "k-tail")
+    for wrong in (0, 2.5):
+        with pytest.raises(ShapeError, match="k: limit"):
+            examine(only, n=136, k=wrong)
 
 
 def test_padded_views_are_asked_too():
@@ -163,6 +177,10 @@ def test_guards():
         guard(lambda a, b: a @ b + np.float32(np.random.default_rng().random()))(a, b)
     with pytest.raises(GuardError, match="outside"):
         guard(outside)(a, b, out=guarded_empty((3, 5)))
+    with pytest.raises(GuardError, match="other bits in a second run"):
+        guard(lambda a, b, out: out.fill(next(RUNS)))(a, b, out=guarded_empty((3, 5)))
+    with pytest.raises(DTypeError, match=r"result of <lambda>.*list"):
+        guard(lambda a, b: [a @ b])(a, b)
 
 
 def test_guards_of_tensors():

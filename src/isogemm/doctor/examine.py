@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import extent
 from ..base.progress import Tell
 from ..errors import OptionError
 from ..lab import limit_threads
@@ -68,6 +69,8 @@ def examine(
     ------
     OptionError
         No such signature, or a format without blocks, or blocks without a format.
+    ShapeError
+        An extent that is no whole number of at least 1.
 
     Returns
     -------
@@ -78,6 +81,7 @@ def examine(
         raise OptionError("signature", limit=", ".join(map(repr, SIGNATURES)), value=repr(signature), nearest="a, b")
     if bool(format) != (signature == "x, blocks"):
         raise OptionError("format", limit="with the signature 'x, blocks'", value=repr(format), nearest="Q4_0")
+    m, n, k = (None if x is None else extent(name, x) for name, x in (("m", m), ("n", n), ("k", k)))
     fixed = (m, n, k)
     asked = _Asked(tell or (lambda done, total, text: None), seconds)
     with _Apart(function, torch) as apart:
@@ -210,13 +214,14 @@ class _Apart:
         """Two runs' results, and what went wrong."""
         if self.process is None:
             self._start()
-        self.pipe.send(probe)
-        if not self.pipe.poll(2 * seconds):
-            self._end()
-            return [], f"hangs: no result within {seconds:g} s"
         try:
+            self.pipe.send(probe)
+            if not self.pipe.poll(2 * seconds):
+                self._end()
+                return [], f"hangs: no result within {seconds:g} s"
             return self.pipe.recv()  # type: ignore[no-any-return]
-        except EOFError:
+        except (EOFError, OSError):  # it has ended, in this call or behind the one before
+            self.process.join(1.0)
             code = self.process.exitcode
             self._end()
             return (

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import IsogemmError
+from ..errors import DTypeError, IsogemmError
 from ..operands.tensors import words
 
 ROOM = 64  # elements before and behind
@@ -105,6 +105,15 @@ def _digest(x: Any) -> str:
     return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest() if isinstance(x, np.ndarray) else ""
 
 
+def _result(name: str, returned: Any, named: dict[str, Any]) -> Any:
+    """What two runs are compared by: the array that was returned, or written to."""
+    found = named.get("out") if returned is None else returned
+    if not hasattr(found, "dtype"):
+        limit, nearest = "an array or a tensor, returned or written to out=", "a function of one result"
+        raise DTypeError(f"result of {name}", limit=limit, value=type(found).__name__, nearest=nearest)
+    return found
+
+
 def guard(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with guards: its operands are hashed before and after, and it is run twice.
 
@@ -113,7 +122,7 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
     Parameters
     ----------
     function : callable
-        Takes and returns NumPy arrays or torch tensors.
+        Takes NumPy arrays or torch tensors and returns one, or writes to its ``out=`` and returns None.
 
     Returns
     -------
@@ -124,7 +133,11 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
     ------
     GuardError
         An operand changed, a canary died, an element was not written, or two runs differ in a bit.
+    DTypeError
+        The result is no array or tensor, so that two runs cannot be compared.
     """
+
+    called = getattr(function, "__name__", type(function).__name__)
 
     @functools.wraps(function)
     def guarded(*args: Any, **named: Any) -> Any:
@@ -134,24 +147,23 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
         operands = {f"operand {i}": x for i, x in enumerate(args)} | {k: v for k, v in named.items() if k != "out"}
         before = {name: _digest(x) for name, x in operands.items()}
         first = function(*args, **named)
-        kept = _bits(first).copy() if hasattr(first, "dtype") else None
+        kept = _bits(_result(called, first, named)).copy()
         for name, x in operands.items():
             if _digest(x) != before[name]:
                 limit, nearest = "operands are read", "an output of its own"
                 raise GuardError(
-                    f"{name} was changed", limit=limit, value=f"other bytes after {function.__name__}", nearest=nearest
+                    f"{name} was changed", limit=limit, value=f"other bytes after {called}", nearest=nearest
                 )
         if isinstance(out, Guarded):
             out.check()
-        if kept is not None:
-            again = _bits(function(*args, **named))
-            if (again != kept).any():
-                raise GuardError(
-                    f"{function.__name__} gave other bits in a second run",
-                    limit="the same bits from the same operands",
-                    value=f"{int((again != kept).sum())} of {kept.size} elements differ",
-                    nearest="a fixed order of sums; a barrier where threads share memory",
-                )
+        again = _bits(_result(called, function(*args, **named), named))
+        if (again != kept).any():
+            raise GuardError(
+                f"{called} gave other bits in a second run",
+                limit="the same bits from the same operands",
+                value=f"{int((again != kept).sum())} of {kept.size} elements differ",
+                nearest="a fixed order of sums; a barrier where threads share memory",
+            )
         return first
 
     return guarded

@@ -112,13 +112,16 @@ ERRORS: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"dtype": None}, DTypeError, "got: None; nearest legal choice: float32"),
     ({"weight_dtype": "int8"}, DTypeError, "weight_dtype: .*'int8'"),
     ({"out_dtype": "float8"}, DTypeError, "out_dtype: .*'float8'"),
-    ({"trans_a": "X"}, OptionError, "trans_a: .*N, T or C"),
+    ({"trans_a": "X"}, OptionError, "trans_a: .*'N', 'T' or 'C'"),
     ({"trans_b": None}, OptionError, "trans_b"),
     ({"threads": 0}, OptionError, "threads: .*at least 1; got: 0; nearest legal choice: 1"),
     ({"threads": True}, OptionError, "threads"),
     ({"contract": "fma/tree3"}, ContractError, "nearest legal choice: tree2"),
     ({"contract": "tensor_core:sm90/chain"}, ContractError, "bfloat16, float16; got: float32"),
     ({"contract": 7}, ContractError, "int"),
+    ({"k": 32, "format": "Q4_0", "trans_a": "T"}, OptionError, "quantized products: .*'T' and 'T'; .*'N' and 'T'"),
+    ({"heads": (2, 2), "trans_b": "N"}, OptionError, "attention products: .*'N' and 'N'; .*'N' and 'T'"),
+    ({"k": 32, "format": "Q4_0", "weight_dtype": "float16"}, OptionError, "weight_dtype=None: .*Q4_0; got: float16"),
 )
 
 

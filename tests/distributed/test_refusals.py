@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import isogemm
-from isogemm.errors import DeviceError, OptionError, ShapeError
+from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
 
@@ -21,6 +21,7 @@ from isogemm.torch.distributed import (  # noqa: E402
     traffic,
 )
 from isogemm.torch.distributed.models import parallelise  # noqa: E402
+from isogemm.torch.distributed.ranks import as_ranks  # noqa: E402
 from isogemm.torch.distributed.traffic import LINK  # noqa: E402
 from isogemm.torch.distributed.tree import fixed_sum, rounded  # noqa: E402
 
@@ -30,6 +31,15 @@ def test_an_order_is_a_tree():
         Ranks(order="chain")
     with pytest.raises(OptionError, match="auto or collective or symmetric"):
         Ranks(transport="pigeons")
+    with pytest.raises(OptionError, match=r"timeout: .*got: -1"):
+        Ranks(timeout=-1)
+
+
+def test_a_number_of_processes_is_no_group():
+    assert as_ranks(1).size == 1
+    for wrong in (2, "2"):
+        with pytest.raises(DTypeError, match=r"a ProcessGroup, a DeviceMesh.*got: '?2"):
+            as_ranks(wrong)
 
 
 class Two(Ranks):

@@ -229,6 +229,7 @@ def test_descriptions_that_contradict_themselves_are_refused():
         diagnose((A @ B)[:5], A, B)
     with pytest.raises(OptionError, match="trans_a"):
         diagnose(A @ B, A, B, trans_a="Q")
+    assert diagnose(A @ B, A, np.ascontiguousarray(B.T), trans_b="t").verdict == "right"
     with pytest.raises(DTypeError, match="without a mask"):
         diagnose(np.ma.masked_array(A @ B, A @ B > 0), A, B)
     with pytest.raises(DTypeError, match="without a mask"):

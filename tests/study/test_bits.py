@@ -69,3 +69,13 @@ def test_bits_of_bfloat16_are_compared_not_values():
     x = torch.tensor([[0.0, float("nan"), 1.0]], dtype=torch.bfloat16)
     y = torch.tensor([[-0.0, float("nan"), 1.0]], dtype=torch.bfloat16)
     assert differing(x, y) == 1
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+def test_an_error_that_is_no_number_is_none_at_all(broken):
+    """A row is kept as JSON, which has no NaN; its bits say that the result is wrong."""
+    exact = np.ones((2, 3))
+    got = exact.astype(np.float32)
+    assert bits.apart(got, exact) == 0.0
+    got[1, 1] = broken
+    assert bits.apart(got, exact) is None

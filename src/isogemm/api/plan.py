@@ -11,6 +11,7 @@ from ..base.dtypes import DTYPES, ITEMSIZE, as_dtype, name_of
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
 from ..problem.forms import Mask
+from ..problem.settings import letter
 from ..quant.encode import weight_format
 
 if TYPE_CHECKING:
@@ -125,16 +126,22 @@ def plan(
     b_type = dtype if weight_dtype is None else _element("weight_dtype", weight_dtype)
     out_type = ("float32" if b_type == "float32" else dtype) if out_dtype is None else _element("out_dtype", out_dtype)
     of_type("device", device, str, "text: cpu, cuda, cuda:N, h200 and the like", "'cpu'")
-    a_op, b_op = _operation("trans_a", trans_a), _operation("trans_b", trans_b)
+    trans = letter("trans_a", trans_a) + letter("trans_b", trans_b)
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)
     form, about = _several(m, k, batch, groups, format, heads, mask)
     if form and packed:
         raise OptionError(f"plan of {form} products", limit="packed=False", value=packed, nearest=False)
+    if form in ("quantized", "attention"):
+        if trans != "NT":
+            limit, got = "trans_a='N' and trans_b='T'", f"{trans_a!r} and {trans_b!r}"
+            raise OptionError(f"plan of {form} products", limit=limit, value=got, nearest="'N' and 'T'")
+        if weight_dtype is not None and form == "quantized":
+            limit = f"weight_dtype=None: the weights are {format}"
+            raise OptionError(f"plan of {form} products", limit=limit, value=weight_dtype, nearest=None)
     if form and 0 in (m, n, k):
         raise ShapeError(f"plan of {form} products", limit="extents of at least 1", value=(m, n, k), nearest=1)
     owner, given = planner(device), ((m, n, k), (dtype, b_type, out_type))
-    trans = "NT" if form in ("quantized", "attention") else a_op + b_op
     found: Any = (
         owner.plan_work(form, *given, trans, contract, threads, **about)
         if form
@@ -196,10 +203,3 @@ def _element(name: str, dtype: Any) -> str:
         value = None if found is None else repr(name_of(found))
         raise DTypeError(name, limit=", ".join(ITEMSIZE), value=value, nearest="float32")
     return name_of(found)
-
-
-def _operation(name: str, value: str) -> str:
-    text = value.upper() if isinstance(value, str) else value
-    if text not in ("N", "T", "C"):
-        raise OptionError(name, limit="N, T or C", value=repr(value), nearest="N")
-    return "T" if text == "C" else text

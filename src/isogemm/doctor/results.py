@@ -16,6 +16,7 @@ from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..formats import reference
 from ..formats.blocks import format_of
 from ..operands.tensors import on_host
+from ..problem.settings import letter
 from .bank import MISTAKES
 from .case import Array, Blocks, GemmCall, StoredMatrix, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
@@ -83,7 +84,7 @@ def diagnose(
 
     Raises
     ------
-    ShapeError, LayoutError, OptionError
+    ShapeError, DTypeError, LayoutError, OptionError
         The description contradicts itself. Nothing was looked at.
 
     Notes
@@ -142,7 +143,7 @@ def call_of(
     **view: Any,
 ) -> tuple[GemmCall, list[Array]]:
     """The call that `diagnose` was told of, and the flat buffers that it left."""
-    ta, tb = _letter("trans_a", trans_a), _letter("trans_b", trans_b)
+    ta, tb = letter("trans_a", trans_a), letter("trans_b", trans_b)
     weights = None
     if hasattr(b, "row_offset") or format:
         weights = _blocks(b, format, row_stride)
@@ -181,12 +182,6 @@ def _check(runs: list[Array], a: Array, b: Array) -> None:
         if x.dtype not in FLOATS:
             legal = ", ".join(kind.name for kind in FLOATS)
             raise DTypeError(f"dtype of {name}", limit=legal, value=x.dtype.name, nearest="float32")
-
-
-def _letter(name: str, value: str) -> str:
-    if value not in ("N", "T", "C"):
-        raise OptionError(name, limit="N, T or C", value=repr(value), nearest="N")
-    return "N" if value == "N" else "T"
 
 
 def _blocks(b: Any, format: str, row_stride: int | None) -> Blocks:

@@ -214,13 +214,16 @@ def check_out(
 
 
 def transposed(name: str, x: Array, op: object) -> Array:
-    """op(x) for op in N, T, C, upper or lower case; C is T for real types. Raises OptionError: another letter."""
-    letter = op.upper() if isinstance(op, str) else ""
-    if letter == "N":
-        return x
-    if letter in ("T", "C"):
-        return x.swapaxes(-1, -2)
-    raise OptionError(name, limit="'N', 'T' or 'C'", value=repr(op), nearest="'T'" if op is True else "'N'")
+    """op(x) for op as in `letter`."""
+    return x if letter(name, op) == "N" else x.swapaxes(-1, -2)
+
+
+def letter(name: str, op: object) -> str:
+    """N or T for op in N, T, C, upper or lower case; C is T for real types. Raises OptionError: another letter."""
+    found = op.upper() if isinstance(op, str) else ""
+    if found not in ("N", "T", "C"):
+        raise OptionError(name, limit="'N', 'T' or 'C'", value=repr(op), nearest="'T'" if op is True else "'N'")
+    return "N" if found == "N" else "T"
 
 
 def _scalar(name: str, value: Any) -> float:

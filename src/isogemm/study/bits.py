@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,13 @@ def differing(x: Any, y: Any) -> int:
     return int(count)
 
 
-def apart(got: Array, exact: Array) -> float:
-    """Relative error, in Frobenius' norm."""
-    return float(np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact))
+def apart(got: Array, exact: Array) -> float | None:
+    """Relative error, in Frobenius' norm; None where a result has NaN or infinities, which are no error's size."""
+    error = float(np.linalg.norm(got.astype(np.float64) - exact) / np.linalg.norm(exact))
+    return error if math.isfinite(error) else None
 
 
-def unpromised(got: Any, first: Any, checked: int, error: float) -> dict[str, Any]:
+def unpromised(got: Any, first: Any, checked: int, error: float | None) -> dict[str, Any]:
     """A result of which no bits are asked, as `judged` has others."""
     return {
         "contract": None, "checked": checked, "differing": None, "from_first": differing(got, first),

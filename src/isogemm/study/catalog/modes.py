@@ -102,6 +102,7 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> Figure:
         {"mode": row["facts"]["mode"], "way": way, "error": found["error"]}
         for row in rows
         for way, found in row["correctness"].items()
+        if found["error"] is not None
     ]
     ours = {p["mode"]: p["error"] for p in data if p["way"] == "isogemm"}
     low, high = min(ours, key=ours.__getitem__), max(ours, key=ours.__getitem__)

@@ -107,7 +107,7 @@ def _check_heads(model: Any, ranks: Ranks) -> None:
     for key in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, key, None)
         if isinstance(heads, int) and heads % ranks.size:
-            limit, nearest = f"a multiple of {ranks.size} ranks", f"tp={_largest(heads, ranks.size)}"
+            limit, nearest = f"a multiple of {ranks.size} ranks", f"{_largest(heads, ranks.size)} ranks"
             raise OptionError(f"{key} of the model", limit=limit, value=heads, nearest=nearest)
 
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...contract.spec import Contract, as_contract
-from ...errors import DeviceError, OptionError, RankError, ShapeError
+from ...errors import DeviceError, DTypeError, OptionError, RankError, ShapeError
 from ..operator import Tensor
 from . import symmetric
 
@@ -44,7 +44,9 @@ class Ranks:
     Raises
     ------
     OptionError
-        The order is no tree, its leaves cannot be shared by so many ranks, or there is no such transport.
+        The order is no tree, its leaves cannot be shared by so many ranks, there is no such transport, or no time.
+    DTypeError
+        The group is none.
 
     Determinism
     -----------
@@ -63,6 +65,11 @@ class Ranks:
                     "mesh", limit="one dimension", value=self.group.ndim, nearest=f"mesh[{self.group.mesh_dim_names}]"
                 )
             object.__setattr__(self, "group", self.group.get_group())
+        if not isinstance(self.group, dist.ProcessGroup | None):
+            limit, nearest = "a ProcessGroup, a DeviceMesh of one dimension, or None", "init_device_mesh"
+            raise DTypeError("group of ranks", limit=limit, value=repr(self.group), nearest=nearest)
+        if not self.timeout > 0:
+            raise OptionError("timeout", limit="more than 0 seconds", value=self.timeout, nearest=300.0)
         order = as_contract(f"fma/{self.order}").order
         if order.kind != "tree":
             raise OptionError("order of sums over ranks", limit="treeT", value=self.order, nearest="tree8")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import isogemm
+from isogemm.backends.cuda.ranks.mailbox import Mailbox
 from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
@@ -60,6 +63,15 @@ def test_memory_that_cannot_be_mapped_is_refused_where_it_was_asked_for(monkeypa
     assert not Two().maps(there, (4, 12), "layer")
     with pytest.raises(ShapeError, match=r"sum of layer: .*multiples of 8.*\[4, 12\].*transport='auto'"):
         Two(transport="symmetric").maps(there, (4, 12), "layer")
+
+
+def test_a_kernel_waits_as_long_as_the_ranks_say_that_ask_for_it(monkeypatch):
+    """Of one group, whose memory was made for others."""
+    box = Mailbox((0, 4096), 0, 0, 64, 64, timeout=300.0)
+    monkeypatch.setattr(symmetric, "_made", {(None, 0): symmetric.Shared(torch.ones(1), None, box, None)})
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert Two().shared().box is box
+    assert Two(timeout=10.0).shared().box == replace(box, timeout=10.0)
 
 
 @pytest.mark.parametrize(("kind", "shape"), [(RowParallel, (12, 8)), (ColumnParallel, (8, 12))])

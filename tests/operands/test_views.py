@@ -14,7 +14,7 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, product, values
 
 import isogemm
 from isogemm.errors import DeviceError, DTypeError, LayoutError, OptionError
-from isogemm.operands import dlpack, views
+from isogemm.operands import dlpack, memory, views
 
 
 def tensor(x: np.ndarray):
@@ -135,6 +135,13 @@ def test_what_is_cast_keeps_subnormals():
 def test_what_cannot_be_cast_is_refused(a, cast, error, said):
     with pytest.raises(error, match=said):
         isogemm.matmul(a, np.ones((1, 1), np.float32), cast=cast)
+
+
+def test_a_square_transposed_view_of_a_tensor_is_no_other_matrix():
+    torch = pytest.importorskip("torch")
+    x = torch.arange(4.0).reshape(2, 2).t()
+    for here in (memory.view(x, F32), memory.view(x, F32).T):
+        np.testing.assert_array_equal(memory.tensor_of(here).numpy(), here)
 
 
 def test_dlpack_memory_lives_as_long_as_its_view():

@@ -16,7 +16,7 @@ from ..errors import DTypeError, LimitError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList, PreparedWeight
-from ..operands.shapes import merge
+from ..operands.shapes import merge, merged_rows
 from ..operands.tensors import check_untraced, uncompiled
 from ..planner.device import Device
 from ..problem import settings as problem
@@ -175,10 +175,10 @@ def check_linear(x: Array, shape: tuple[int, ...], bias: Array | None, turned: s
 
 def run_rows(device: Device, x: Array, w: Any, out: Array, bias: Array | None, chosen: Settings) -> None:
     """x [..., k] @ w into out [..., n], as one product wherever one row stride walks x and out."""
-    rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
-    merged, target = (rows, into) if rows.ndim == 2 else (merge(rows, 1), merge(into, 1))
-    if merged is not None and target is not None:
-        device.gemm(merged, w, target, chosen, bias=bias)
+    merged = merged_rows(x, out)
+    if merged is not None:
+        rows, into = merged
+        device.gemm(rows, w, into, chosen, bias=bias)
     elif isinstance(w, PreparedWeight):
         for i in np.ndindex(x.shape[:-2]):
             device.gemm(x[i], w, out[i], chosen, bias=bias)

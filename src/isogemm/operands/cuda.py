@@ -25,14 +25,14 @@ from .tensors import check_tensor, is_tensor
 Array = NDArray[Any]
 
 _INTERFACE_TYPES = {"<f4": FLOAT32, "<f2": FLOAT16}
-_LEGACY, _PER_THREAD = 1, 2  # handles that DLPack and the interface reserve for the default streams
+_LEGACY = 1  # the handle that DLPack and the interface reserve for the default stream
 
 
 def from_tensor(name: str, x: Any, read_only: bool = False, stream: int | None = None) -> tuple[Array, DeviceId]:
     """A device array of a torch CUDA tensor.
 
     Raises LayoutError: not strided, no memory behind it, or a lazy negation. Raises OptionError or DTypeError: as
-    `isogemm.operands.views.check_tensor`.
+    `isogemm.operands.tensors.check_tensor`.
     """
     check_tensor(name, x)
     dtype = TORCH[str(x.dtype)]

@@ -2,7 +2,9 @@
 
 A device array is an ndarray over a device address. Validation, broadcasting, transposition, aliasing and merging only
 ever ask for shapes, strides and addresses, so one implementation of them serves every device. Reading an element on the
-host would be an invalid access, so whatever reads (printing included, as debuggers and error reporters do) is refused.
+host is an invalid access: what is asked of the array itself (printing included, as debuggers and error reporters do),
+arithmetic and comparisons are refused. An index of one element, and NumPy's functions that copy, are not: they end the
+process, as reading that address does.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class DeviceArray(np.ndarray[Any, Any]):
         raise TypeError(f"{self!r} cannot be read on the host")
 
     astype = copy = item = tolist = tobytes = tofile = dump = dumps = fill = _refuse
+    argmax = argmin = argpartition = argsort = byteswap = choose = compress = cumprod = cumsum = dot = _refuse
+    flatten = nonzero = partition = prod = put = repeat = searchsorted = sort = sum = take = trace = _refuse
     __reduce__ = __reduce_ex__ = __copy__ = __deepcopy__ = _refuse
     __setitem__ = __bool__ = __float__ = __int__ = __contains__ = _refuse
 

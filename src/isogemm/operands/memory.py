@@ -116,7 +116,7 @@ def tensor_of(x: Array) -> Any:
     if type(memory) is not _Memory:
         return None
     owner, item = memory.owner, x.itemsize
-    if owner.shape == x.shape and x.flags.c_contiguous:
+    if owner.shape == x.shape and x.flags.c_contiguous and owner.is_contiguous():
         return owner
     first = (x.ctypes.data - owner.data_ptr()) // item if x.size else 0
     return owner.as_strided(x.shape, [step // item for step in x.strides], owner.storage_offset() + first)

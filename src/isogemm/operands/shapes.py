@@ -22,12 +22,20 @@ def merge(x: Array, keep: int) -> Array | None:
     return x.reshape(-1, *x.shape[lead:]) if x.size else None
 
 
+def merged_rows(x: Array, out: Array) -> tuple[Array, Array] | None:
+    """x [..., k] and out [..., n] as two matrices; None where no one row stride walks each."""
+    rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
+    if rows.ndim == 2:
+        return rows, into
+    merged, target = merge(rows, 1), merge(into, 1)
+    return None if merged is None or target is None else (merged, target)
+
+
 def matrices(x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
     """x [..., k] and out [..., n] as matrices: one pair where one row stride walks each, else several."""
-    rows, into = (x[None, :], out[None, :]) if x.ndim == 1 else (x, out)
-    merged, target = (rows, into) if rows.ndim == 2 else (merge(rows, 1), merge(into, 1))
-    if merged is not None and target is not None:
-        yield merged, target
+    merged = merged_rows(x, out)
+    if merged is not None:
+        yield merged
     else:
         for i in np.ndindex(x.shape[:-2]):
             yield x[i], out[i]

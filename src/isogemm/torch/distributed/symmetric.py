@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ def shared(group: Any, timeout: float, share: int = 0, results: int = 0) -> Shar
     known = _made.get((group, device))
     if known is not None:
         if known.box.share >= share and known.box.results >= results:
-            return known
+            return known if known.box.timeout == timeout else known._replace(box=replace(known.box, timeout=timeout))
         share, results = max(share, known.box.share), max(results, known.box.results)
     check_eager("a larger sum")
     from torch.distributed import _symmetric_memory as symmetric

@@ -18,7 +18,7 @@ from tests.planner.hosted import Here, Kernels, P, operands, out_of
 from isogemm.backends.cuda.plans.plan import explain_on
 from isogemm.base import tuning
 from isogemm.base.tuning import set_tuning
-from isogemm.planner import records
+from isogemm.planner import candidates, records
 from isogemm.planner.ahead import siblings
 from isogemm.planner.live import OTHERS, ROUNDS
 from isogemm.planner.relay import Relay
@@ -353,6 +353,23 @@ def _tunes(folder: str, ks: Sequence[int], barrier: Any) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes begin as copies here")
+def test_products_that_never_end_are_known_in_bounded_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of attention while tokens come, say: each step has another K. What is thrown away comes back from disk."""
+    monkeypatch.setattr(candidates, "MOST", 8)
+    monkeypatch.setattr(records, "MOST", 20)
+    monkeypatch.setattr(records, "OFTEN", 4)
+    here = Here(tmp_path, own=("best", "second"))
+    products = [linear(16, 48, 512 + 64 * i) for i in range(40)]
+    for product in products:
+        here.settle(here.chooser.serve(product), product)
+    assert len(here.live.candidates._found) <= 8
+    assert len(list(tmp_path.glob("*.json"))) < 24
+    last, known = products[-1], len(here.bench.rounds)
+    here.live.candidates._found.clear()
+    assert here.settle(here.chooser.serve(last), last) == "best"
+    assert len(here.bench.rounds) == known
+
+
 def test_two_processes_lose_nothing_to_each_other(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(2)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 READY = 2.0  # times the best by the models: a kernel that is ready serves meanwhile
 NEAR = 1.35  # times the best: as likely to be the fastest
+MOST = 4096  # classes that a process knows, or watches, at once
 
 
 class Candidates:
@@ -42,13 +43,20 @@ class Candidates:
         known = self._found.get(kind)
         if known is None:
             text = self.chooser.admissions.ask(f"live {kind}", self._sources())
+            self._make_room()
             known = self._found.setdefault(kind, Timed.load(text))
         return known
 
     def keep(self, kind: ProductClass, found: Timed) -> None:
         """Remember what is known of a class, here and in the user's records."""
+        self._make_room()
         self._found[kind] = found
         self.chooser.admissions.answer(f"live {kind}", self._sources(), found.dump())
+
+    def _make_room(self) -> None:
+        """Of too many classes all are looked up anew."""
+        if len(self._found) >= MOST:
+            self._found.clear()
 
     def timed(self, product: Product) -> Iterator[Hint]:
         """Kernels that were timed for the product's class, with the time to expect: at other rows by their model."""

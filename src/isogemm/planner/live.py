@@ -19,7 +19,7 @@ from ..base.progress import Tell
 from ..base.tuning import get_tuning
 from ..problem.numeric import numeric_key
 from ..problem.product import Addresses, Launch, Product
-from .candidates import Candidates
+from .candidates import MOST, Candidates
 from .choose import Choice
 from .preparing import Preparing
 from .records import log, today
@@ -37,7 +37,6 @@ BEHIND = 1.3  # times the fastest: not timed again
 # begins early takes room from the one before. Of products that take longer it makes no difference.
 IN_A_ROW, SPAN = 10, 300.0  # at most, and microseconds that they should take
 PATIENCE, LONGEST = 10.0, 300.0  # seconds that a capture waits for kernels that are being compiled, and `warm`
-MOST = 4096  # classes that are watched at once
 OTHERS = 64  # calls of other products of a class, after which one of them is timed if the first is called no more
 
 

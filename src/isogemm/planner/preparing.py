@@ -24,6 +24,7 @@ BUILT = 5  # kernels of ours near the best that are built for a product
 ALGORITHMS = 4  # of a library
 CHECKED_MS = 60.0  # of the device's time, for the comparison of a library's algorithms with one of ours
 AT_ONCE = 8  # threads that compile for a call that waits
+MOST = 65536  # kernels and variants that are known to have been asked for
 
 
 class Preparing:
@@ -64,6 +65,8 @@ class Preparing:
         for rank, use, one in ahead(self.chooser.families, product):
             asked = use, variant_of(one)
             if asked not in self._asked:
+                if len(self._asked) >= MOST:
+                    self._asked.clear()
                 self._asked.add(asked)
                 self.bench.submit(self._aside(partial(self.make, use, one), kind), rank)
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from ..base.disk import read_own, write_whole
 
 SCHEMA = "isogemm.admission.v2"
+MOST, OFTEN = 16384, 256  # files; and those that a process writes before it looks how many there are
 
 log = logging.getLogger("isogemm")
 _said: set[str] = set()
@@ -33,11 +35,12 @@ def today() -> str:
 class Records:
     """Verdicts of this user, a file each: writers never meet, and a damaged file costs one trial.
 
-    Without a folder nothing is kept.
+    Without a folder nothing is kept. Of a folder's files the newest `MOST` are, or some more: every process looks now
+    and then, as products whose K is the number of tokens so far never end.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+        self.folder, self._written = folder, 0
 
     def get(self, key: Mapping[str, Any]) -> dict[str, str] | None:
         """What was recorded under exactly this key, if it can be read."""
@@ -56,8 +59,21 @@ class Records:
         try:
             text = json.dumps({"schema": SCHEMA, "key": dict(key), "value": dict(value)})
             write_whole(self._path(key), text, lasting=False)
+            self._written += 1
+            if self._written % OFTEN == 0:
+                self._thin()
         except OSError as error:
             notice(f"admissions are not kept, every process tries its kernels anew: {error}")
+
+    def _thin(self) -> None:
+        """Remove the oldest files beyond the limit; another process may do so at the same time."""
+        assert self.folder is not None
+        ages: dict[Path, float] = {}
+        for path in self.folder.glob("*.json"):
+            with suppress(FileNotFoundError):
+                ages[path] = path.stat().st_mtime
+        for path in sorted(ages, key=ages.__getitem__)[: max(0, len(ages) - MOST)]:
+            path.unlink(missing_ok=True)
 
     def _path(self, key: Mapping[str, Any]) -> Path:
         assert self.folder is not None

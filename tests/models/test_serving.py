@@ -9,6 +9,7 @@ transformers = pytest.importorskip("transformers")
 
 import isogemm.audit  # noqa: E402
 import isogemm.torch as iso  # noqa: E402
+from isogemm.audit.transformer import serving  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
 
 from .small import causal, prompts, same  # noqa: E402
@@ -53,6 +54,15 @@ def test_the_relation_of_load():
     assert "_supports_logits_to_keep" not in vars(model)
     with torch.no_grad():
         assert same(model(ids).logits, before)
+
+
+def test_a_transformers_that_takes_its_own_attention_alone_is_named(monkeypatch):
+    monkeypatch.setattr(serving, "LAST", (4, 57))
+    model = causal("qwen3", torch.float32)
+    report = isogemm.audit.model(model, mode=["plain", "convert"], relations=["load"], batches=(3,))
+    plain, found = (report.providers[mode].relations["load"] for mode in ("plain", "convert"))
+    assert (plain.status, found.status) == ("changed", "n/a")
+    assert found.reason.endswith(" takes no other attention there, 4.57 is the last to")
 
 
 def test_load_is_not_unasked():

@@ -212,6 +212,18 @@ def test_an_audit_of_ranks_needs_a_common_tree():
             compare_ranks("nowhere", [2], device="cuda")
 
 
+def test_an_audit_of_ranks_looks_at_heads_before_it_starts_any(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from isogemm.audit import compare_ranks
+
+    transformers.Qwen3Config(num_attention_heads=4, num_key_value_heads=2).save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.multiprocessing, "spawn", None)
+    with pytest.raises(OptionError, match=r"num_key_value_heads.*a multiple of 4 ranks; got: 2; .*: 2 ranks"):
+        compare_ranks(str(tmp_path), [1, 2, 4], random=True)
+    with pytest.raises(OptionError, match=r"--hf.*config\.json"):
+        compare_ranks(str(tmp_path / "elsewhere"), [1, 2])
+
+
 @pytest.mark.gpu
 def test_ranks_that_share_a_gpu_have_the_bits_of_one(tmp_path):
     """Logits of two and of four processes, whose sums travel through the host's memory."""

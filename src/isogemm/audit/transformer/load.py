@@ -40,15 +40,7 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
     import torch
     import transformers
 
-    folder = Path(arguments.path("--hf", path, "a model's folder"))
-    if not (folder / "config.json").is_file():
-        made = f"the folder made by: hf download {_hub_name(path)} --local-dir {folder.name}"
-        raise OptionError(
-            "--hf",
-            limit="a folder on this machine with config.json; nothing is downloaded",
-            value=f"{path}, without one" if folder.is_dir() else path,
-            nearest="a folder with config.json and the weights" if folder.is_dir() else made,
-        )
+    config, folder = config_of(path), Path(path)
     if not random and not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise OptionError(
             f"weights in {path}", limit="a .safetensors file", value="none", nearest="--random, for random weights"
@@ -56,7 +48,6 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
     chosen = getattr(torch, as_dtype(dtype).name) if dtype else None
     place = _device(device)
     try:
-        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         causal = any(name.endswith("ForCausalLM") for name in config.architectures or ["ForCausalLM"])
         auto = transformers.AutoModelForCausalLM if causal else transformers.AutoModel
         if random:
@@ -66,12 +57,36 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
                 model = auto.from_config(config, dtype=chosen or config.dtype or torch.float32)
         else:
             model = auto.from_pretrained(folder, dtype=chosen or "auto", local_files_only=True)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        text = (str(error).splitlines() or [type(error).__name__])[0]
-        raise OptionError(
-            f"the model in {path}", limit="one that transformers reads", value=text, nearest="its folder"
-        ) from error
+    except _UNREAD as error:
+        raise _unread(path, error) from error
     return model.eval().to(place)
+
+
+def config_of(path: str) -> Any:
+    """The configuration in a model's folder. Raises OptionError: there is none, or none that transformers reads."""
+    import transformers
+
+    folder = Path(arguments.path("--hf", path, "a model's folder"))
+    if not (folder / "config.json").is_file():
+        made = f"the folder made by: hf download {_hub_name(path)} --local-dir {folder.name}"
+        raise OptionError(
+            "--hf",
+            limit="a folder on this machine with config.json; nothing is downloaded",
+            value=f"{path}, without one" if folder.is_dir() else path,
+            nearest="a folder with config.json and the weights" if folder.is_dir() else made,
+        )
+    try:
+        return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except _UNREAD as error:
+        raise _unread(path, error) from error
+
+
+_UNREAD = (OSError, ValueError, KeyError, ImportError)  # what transformers raises of a folder
+
+
+def _unread(path: str, error: Exception) -> OptionError:
+    text = (str(error).splitlines() or [type(error).__name__])[0]
+    return OptionError(f"the model in {path}", limit="one that transformers reads", value=text, nearest="its folder")
 
 
 def _hub_name(path: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from ...base.extras import require_extra
 from ...errors import DeviceError, OptionError
 from ...operands.tensors import words
-from .load import load
+from .load import config_of, load
 
 _TREES = (2, 4, 8, 16)
 _TIMEOUT = 600.0  # seconds for a transfer, in which others load a model
@@ -79,7 +79,8 @@ def compare_ranks(
     Raises
     ------
     OptionError
-        No such folder or device, or sizes that have no common tree. What a rank raises ends the launch with its error.
+        No such folder or device, sizes that have no common tree, or heads that ranks cannot share. What a rank raises
+        ends the launch with its error.
     DeviceError
         torch has no GPU that it can use.
     """
@@ -95,6 +96,10 @@ def compare_ranks(
         raise OptionError("--device", limit="cpu or cuda with --tp", value=device, nearest="cuda, for all GPUs")
     if device == "cuda" and not torch.cuda.is_available():
         raise DeviceError("--device", limit="a GPU that torch can use", value="cuda, without one", nearest="cpu")
+    from ...torch.distributed.models import check_heads
+
+    for size in sizes:
+        check_heads(config_of(path), size)
     with tempfile.TemporaryDirectory() as folder:
         found = processes.get_context("spawn").SimpleQueue()
         options = {"random": random, "dtype": dtype, "device": device, "seed": seed}

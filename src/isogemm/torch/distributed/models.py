@@ -71,7 +71,7 @@ def parallelise(model: Any, plan: Mapping[str, str], ranks: Ranks) -> dict[str, 
     for name, child in named:
         if isinstance(child, Embedding) and id(child.weight) in heads:
             found[name] = "embedding_rowwise"
-    _check_heads(model, ranks)
+    check_heads(getattr(model, "config", None), ranks.size)
     for name, style in found.items():
         _check(name, modules[name], style, ranks)
     done: set[int] = set()
@@ -102,14 +102,11 @@ def _check(name: str, layer: Any, style: str, ranks: Ranks) -> None:
     kind.parts(layer, ranks, name)
 
 
-def _check_heads(model: Any, ranks: Ranks) -> None:
-    config = getattr(model, "config", None)
+def check_heads(config: Any, ranks: int) -> None:
+    """Raise OptionError unless so many ranks can share the heads of a configuration, if it has any."""
     for key in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, key, None)
-        if isinstance(heads, int) and heads % ranks.size:
-            limit, nearest = f"a multiple of {ranks.size} ranks", f"{_largest(heads, ranks.size)} ranks"
+        if isinstance(heads, int) and heads % ranks:
+            most = max(n for n in range(1, ranks + 1) if heads % n == 0)
+            limit, nearest = f"a multiple of {ranks} ranks", f"{most} ranks"
             raise OptionError(f"{key} of the model", limit=limit, value=heads, nearest=nearest)
-
-
-def _largest(heads: int, ranks: int) -> int:
-    return max(n for n in range(1, ranks + 1) if heads % n == 0)

@@ -67,7 +67,7 @@ def _gpu() -> str:
         f"torch's ways, in the geometric mean: {_drawn(chosen)} as models choose, {_drawn(timed)} others after live "
         "timing ([H200s, ten draws](docs/performance.md#products-on-a-gpu)). bfloat16 "
         f"linears of language models, from a table: {cell(torch)} times torch's speed, {cell(peer)} times that of "
-        f"{PEER}, geometric mean and range ({_link('H200', GPU)}). A whole model decodes at "
+        f"{PEER}, geometric mean and range ({_link('H200', GPU)}). A whole model decodes eight sequences at "
         f"{whole:.2f} times the speed of torch compiled, in CUDA graphs ({_link('H200', MODEL_COMPILED)})."
     )
 
@@ -86,8 +86,8 @@ def _cpu() -> str:
         for vectors, name in CPU.items()
     ]
     return (
-        "**Speed on a CPU.** float32 layers of sizes drawn at random, against the faster of NumPy and torch, in the "
-        f"geometric mean: {', '.join(means[:-1])} and {means[-1]}."
+        "**Speed on a CPU.** float32 layers of sizes drawn at random, on one thread, against the faster of NumPy and "
+        f"torch, in the geometric mean: {', '.join(means[:-1])} and {means[-1]}."
     )
 
 

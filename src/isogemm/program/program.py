@@ -327,7 +327,8 @@ def lower(
     each = batch // micro_batches
     if micro_batches > 1 and each * tokens % leaf:
         limit = f"micro-batches of whole leaves: a divisor of {each * tokens}"
-        raise ShapeError("leaf", limit=limit, value=leaf, nearest=tokens)
+        nearest = max(n for n in range(1, min(leaf, each * tokens) + 1) if each * tokens % n == 0)
+        raise ShapeError("leaf", limit=limit, value=leaf, nearest=nearest)
     if isinstance(quantize, TensorFile):
         quantize = file_formats(made, quantize)
     patterns = {"*": quantize} if isinstance(quantize, str) else dict(quantize or {})

@@ -22,7 +22,7 @@ def lower_command(
     batch: Annotated[int, typer.Option(help="Sequences of a step.")] = 8,
     tokens: Annotated[int, typer.Option(help="Tokens of each, or that caches hold.")] = 64,
     phase: Annotated[str, typer.Option(help="train, prefill or decode.")] = "train",
-    threads: Annotated[int, typer.Option(help="By default all.")] = 0,
+    threads: Annotated[int, typer.Option(help="That a step may use.", show_default="all")] = 0,
     mode: Annotated[str, typer.Option(help="deterministic or fast: the same bits.")] = "deterministic",
     micro_batches: Annotated[int, typer.Option(help="Parts that a step is computed in.")] = 1,
     recompute: Annotated[bool, typer.Option("--recompute", help="Compute activations again.")] = False,
@@ -101,7 +101,7 @@ def run_command(
 ) -> None:
     """Run steps on random tokens, and say the bits of each: its loss, or the sum of its logits.
 
-    Training repeats one batch, a prefill as well, and decoding goes on with the likeliest token.
+    Each step of training, or of a prefill, has the same batch; decoding goes on with the likeliest token.
     """
     import numpy as np
 

@@ -22,7 +22,8 @@ def study_command(
     folders: Annotated[list[Path] | None, typer.Argument(help="With report: folders of finished studies.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     out: Annotated[
-        str, typer.Option(help="The folder for rows and page; default studies/NAME-DEVICE, of a report studies.")
+        str,
+        typer.Option(help="The folder for rows and page.", show_default="studies/NAME-DEVICE; of a report, studies"),
     ] = "",
     quick: Annotated[bool, typer.Option("--quick", help="Fewer cases and rounds.")] = False,
     case: Annotated[str, typer.Option(help="Only this row, by its key; written only with --out.")] = "",
@@ -31,7 +32,7 @@ def study_command(
         int, typer.Option(min=0, help="Of every library on a CPU; 0 leaves each its own. On a busy machine, 1.")
     ] = 0,
     time_limit: Annotated[
-        float, typer.Option(min=1.0, help="Seconds after which no row is begun that would not end in time.")
+        float, typer.Option(min=1.0, help="Seconds, within which a row has to end to be begun.", show_default="none")
     ] = float("inf"),
     listed: Annotated[bool, typer.Option("--list", help="Name the studies.")] = False,
 ) -> None:

@@ -22,7 +22,7 @@ def package() -> Any:
     OptionError
         It is not installed.
     """
-    require_extra("gguf", "reading GGUF files", "gguf")
+    require_extra("gguf", "GGUF files", "gguf")
     import gguf
 
     return gguf

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -9,8 +11,9 @@ transformers = pytest.importorskip("transformers")
 
 import isogemm.audit  # noqa: E402
 import isogemm.torch as iso  # noqa: E402
-from isogemm.audit.transformer import serving  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
+from isogemm.torch.model.huggingface.modules import attend  # noqa: E402
+from isogemm.torch.model.huggingface.paged import attend_paged, let_through  # noqa: E402
 
 from .small import causal, prompts, same  # noqa: E402
 
@@ -56,15 +59,6 @@ def test_the_relation_of_load():
         assert same(model(ids).logits, before)
 
 
-def test_a_transformers_that_takes_its_own_attention_alone_is_named(monkeypatch):
-    monkeypatch.setattr(serving, "LAST", (4, 57))
-    model = causal("qwen3", torch.float32)
-    report = isogemm.audit.model(model, mode=["plain", "convert"], relations=["load"], batches=(3,))
-    plain, found = (report.providers[mode].relations["load"] for mode in ("plain", "convert"))
-    assert (plain.status, found.status) == ("changed", "n/a")
-    assert found.reason.endswith(" takes no other attention there, 4.57 is the last to")
-
-
 def test_load_is_not_unasked():
     assert isogemm.audit.transformer.relations.RELATIONS["load"].asked
 
@@ -78,6 +72,68 @@ def test_pages_are_for_continuous_batching():
     model.set_attn_implementation("paged|sdpa")
     with pytest.raises(OptionError, match="the attention function is"):
         model(prompts(1, 4))
+
+
+class Pages:
+    """What a cache of pages says and does for one layer, as versions of transformers have it."""
+
+    def __init__(self, version: str, held: tuple[torch.Tensor, torch.Tensor], window: int) -> None:
+        self.held = held
+        if version == "5.17":
+            self.sliding_windows = [window or 1]
+        else:
+            self.layer_to_allocator = {0: SimpleNamespace(sliding_window=window) if window else SimpleNamespace()}
+        self.update = self.new if version == "5.19" else self.former
+
+    def former(self, key_states, value_states, layer_idx, read_index, write_index):
+        return tuple(x[0].transpose(0, 1) for x in self.new(key_states, value_states, layer_idx, {"cu_seq_lens_k": {}}))
+
+    def new(self, key_states, value_states, layer_idx, kwargs):
+        kwargs["cu_seq_lens_k"] = kwargs["cu_seq_lens_k"].get("this")
+        return tuple(torch.cat(pair, 2) for pair in zip(self.held, (key_states, value_states), strict=True))
+
+
+@pytest.mark.parametrize("window", [0, 8])
+@pytest.mark.parametrize("version", ["5.17", "5.18", "5.19", "5.24"])
+def test_pages_of_every_version_hold_the_same_keys(version, window):
+    """A request of 21 tokens, of which its cache has those that the last 5 may see."""
+    torch.manual_seed(0)
+    query, key, value = torch.randn(1, 4, 21, 16), torch.randn(1, 2, 21, 16), torch.randn(1, 2, 21, 16)
+    places = torch.arange(21)
+    shown = (places <= places[:, None]) & (places > places[:, None] - (window or 21))
+    want = iso.attention(query, key, value, mask=shown)[:, :, 16:].transpose(1, 2)
+    first = 16 - (window - 1 if window else 16)
+    held = key[:, :, first:16], value[:, :, first:16]
+    ends = torch.tensor([0, 21 - first])
+    kind = "sliding_attention" if window else "full_attention"
+    options = {"position_ids": torch.arange(16, 21)[None], "cu_seq_lens_q": torch.tensor([0, 5]), "read_index": [],
+               "write_index": [], "cu_seq_lens_k": {"this" if version == "5.19" else kind: ends}}  # fmt: skip
+    new = key[:, :, 16:], value[:, :, 16:]
+    if version == "5.24":
+        new = tuple(torch.cat(pair, 2) for pair in zip(held, new, strict=True))
+        options |= {"cu_seq_lens_k": ends, "window": window}
+    else:
+        options["cache"] = Pages(version, held, window)
+    module = SimpleNamespace(layer_idx=0)
+    found, _ = (attend_paged if version < "5.19" else attend)(module, query[:, :, 16:], *new, None, **options)
+    assert same(found, want)
+
+
+def test_a_check_of_names_lets_ours_through_and_no_other(monkeypatch):
+    class Manager:
+        def switch_to_cb_friendly_attn(self, model, auto_switch_to_flash=True):
+            raise ValueError(model.config._attn_implementation)
+
+    monkeypatch.setattr(transformers.generation.continuous_batching, "ContinuousBatchingManager", Manager)
+    let_through("isogemm")
+    once = Manager.switch_to_cb_friendly_attn
+    let_through("isogemm")
+    assert Manager.switch_to_cb_friendly_attn is once
+    model = SimpleNamespace(config=SimpleNamespace(_attn_implementation="isogemm"))
+    Manager().switch_to_cb_friendly_attn(model, False)
+    model.config._attn_implementation = "another"
+    with pytest.raises(ValueError, match="another"):
+        Manager().switch_to_cb_friendly_attn(model)
 
 
 @pytest.fixture(scope="module")

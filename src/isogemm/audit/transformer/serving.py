@@ -19,8 +19,6 @@ from ..data import Array
 GENERATED = 6
 """Tokens that each request generates, greedily."""
 
-LAST = (5, 17)  # of transformers, in which continuous batching takes others' attention functions as we have them
-
 _BLOCK, _CALL = 16, 24  # tokens of a page of the cache, and of a call of the model at most
 _LOOKED_AT, _PATIENCE = "looked-at", 600.0  # the request's id; seconds in which all have to be there
 
@@ -28,16 +26,13 @@ _LOOKED_AT, _PATIENCE = "looked-at", 600.0  # the request's id; seconds in which
 def served(model: Any, ids: Array) -> list[tuple[Array, Any]]:
     """(positions, logits) of the first prompt's tokens, and of those that are generated behind it, call by call.
 
-    Raises NotApplicable: there is no continuous batching for the model, or none that takes its attention. Raises
-    OptionError: a request failed, or has no answer.
+    Raises NotApplicable: there is no continuous batching for the model. Raises OptionError: a request failed, or has no
+    answer.
     """
     import transformers
 
     if not hasattr(model, "continuous_batching_context_manager"):
         raise NotApplicable("needs a model of a transformers that has continuous batching")
-    if model.config._attn_implementation == "isogemm" and _version(transformers) > LAST:
-        last, here = ".".join(map(str, LAST)), transformers.__version__
-        raise NotApplicable(f"transformers {here} takes no other attention there, {last} is the last to")
     if not model._can_set_attn_implementation():  # transformers warns, and computes requests without their pages
         raise NotApplicable(f"{type(model).__name__} computes attention by its own code, which reads no pages")
     rows = [_LOOKED_AT, *(f"beside {i}" for i in range(1, len(ids)))]
@@ -58,10 +53,6 @@ def served(model: Any, ids: Array) -> list[tuple[Array, Any]]:
             manager.add_request(ids[i, : lengths[i]].tolist(), request_id=rows[i], max_new_tokens=GENERATED)
         _wait(manager, set(rows))
     return found
-
-
-def _version(library: Any) -> tuple[int, ...]:
-    return tuple(int(part) for part in library.__version__.split(".")[:2])
 
 
 @contextmanager

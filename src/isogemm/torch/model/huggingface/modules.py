@@ -1,7 +1,8 @@
 """transformers models: attention through their interface, rotary embeddings from exact tables, attention's forward.
 
-Nothing of transformers is replaced. `isogemm` is one more name in the registries of attention and mask functions, and a
-model gets it in a configuration of its own; modules change their classes, as everywhere in `convert`.
+Nothing of transformers is replaced but a check of names (`paged.let_through`). `isogemm` is one more name in the
+registries of attention and mask functions, and a model gets it in a configuration of its own; modules change their
+classes, as everywhere in `convert`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ...ops import Tensor
 from ..layers import Converted, RowNorm, is_awaited
 from ..merging import Merging
 from . import masks as masks
-from .paged import PAGED, attend_paged, sinks_of
+from .paged import PAGED, attend_paged, let_through, sinks_of, window_of
 
 NAME = "isogemm"
 BLOCK = 4096  # positions that are computed at once, always as many: a row's bits cannot depend on the table's length
@@ -36,6 +37,7 @@ def register() -> None:
     AttentionInterface.register(NAME, attend)
     AttentionInterface.register(PAGED, attend_paged)
     AttentionMaskInterface.register(NAME, masks.mask)
+    let_through(NAME)
 
 
 def attend(
@@ -54,6 +56,8 @@ def attend(
     Raises OptionError: dropout outside of `sequence_seeds`, or something that changes the result and is not part of the
     definition.
     """
+    if options.get("read_index") is not None:  # of continuous batching, from 5.19 on
+        return attend_paged(module, query, key, value, attention_mask, dropout, scaling, **options)
     for name in ("position_bias", "output_attentions"):
         if options.get(name) is not None and options[name] is not False:
             raise OptionError(f"{name} of attention", limit="none", value="one", nearest='attn_implementation="eager"')
@@ -150,6 +154,8 @@ class CachedAttention(RotaryAttention):
         former = kwargs.pop("past_key_values", None)
         cache = former if cache is None else cache
         update = None if cache is None else partial(cache.update, kwargs=kwargs)  # one of pages changes them
+        if hasattr(cache, "layer_to_allocator"):
+            kwargs["window"] = window_of(cache, self)
         return self._attended(hidden_states, position_embeddings, attention_mask, update, kwargs)
 
 

@@ -6,6 +6,8 @@ which others are served with it, on how its prompt is cut into chunks, or on the
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from ....errors import OptionError
 from ...attention.calls import attention
 from ...ops import Tensor
 
-PAGED = "paged|isogemm"  # transformers puts its prefix before the name that a model has
+PAGED = "paged|isogemm"  # transformers before 5.19 puts its prefix before the name that a model has
 
 
 def attend_paged(
@@ -34,7 +36,7 @@ def attend_paged(
     definition.
     """
     cache = options.get("cache")
-    if cache is None:
+    if cache is None and options.get("read_index") is None:
         raise OptionError(
             "attention over pages", limit="calls of continuous batching", value="a call without its cache",
             nearest='model.set_attn_implementation("isogemm")',
@@ -45,22 +47,13 @@ def attend_paged(
         raise OptionError("block_table of attention over pages", limit="none", value="one", nearest="paged|eager")
     told: dict[str, Any] = {"scale": scaling, "contract": getattr(module, "contract", None)}
     told |= {"sinks": sinks_of(module, options), "softcap": options.get("softcap")}
-    window = cache.sliding_windows[module.layer_idx]  # 1 where a layer has none
-    kind = "full_attention" if window == 1 else "sliding_attention"
-    ends = options["cu_seq_lens_k"]
-    ends = (ends[kind] if isinstance(ends, dict) else ends).tolist()
-    last = options["position_ids"][0].tolist() if window > 1 else None
-    key, value = cache.update(
-        key_states=key,
-        value_states=value,
-        layer_idx=module.layer_idx,
-        read_index=options["read_index"],
-        write_index=options["write_index"],
-    )
-    key, value = key.transpose(0, 1).unsqueeze(0), value.transpose(0, 1).unsqueeze(0)
+    told_window = options.get("window", options.get("sliding_window"))
+    window = (told_window or 0) if cache is None else window_of(cache, module)
+    key, value, ends = _gathered(module, cache, key, value, options)
+    last = options["position_ids"][0].tolist() if window else None
     y = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype, device=query.device)
-    queries = options["cu_seq_lens_q"].tolist()
-    for i, j, a, b in zip(queries, queries[1:], ends, ends[1:], strict=False):
+    queries, keys = options["cu_seq_lens_q"].tolist(), ends.tolist()
+    for i, j, a, b in zip(queries, queries[1:], keys, keys[1:], strict=False):
         if i < j:
             q, k, v = query[:, :, i:j], key[:, :, a:b], value[:, :, a:b]
             limits: dict[str, Any] = {"causal": True}
@@ -68,6 +61,58 @@ def attend_paged(
                 k, v, limits = _windowed(k, v, j - i, last[j - 1] + 1, window)
             y[:, :, i:j] = attention(q, k, v, **told, **limits)
     return y.transpose(1, 2).contiguous(), None
+
+
+def window_of(cache: Any, module: Any) -> int:
+    """Keys that a layer's queries see at most, by a cache of pages; 0 where that is all of them."""
+    if hasattr(cache, "sliding_windows"):  # transformers before 5.18, in which 1 stands for none
+        window: int = cache.sliding_windows[module.layer_idx]
+        return window if window > 1 else 0
+    return getattr(cache.layer_to_allocator[module.layer_idx], "sliding_window", 0)
+
+
+def _gathered(
+    module: Any, cache: Any, key: Tensor, value: Tensor, options: dict[str, Any]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys and values of all requests [1, heads, keys, width], and where each request's end.
+
+    They come with what pages hold from 5.24 on, and before that the attention function gets them: from 5.19 on as they
+    are here, with `options` changed to this layer's, and before that with heads behind keys.
+    """
+    if cache is None:
+        return key, value, options["cu_seq_lens_k"]
+    if "kwargs" in inspect.signature(cache.update).parameters:
+        return *cache.update(key, value, module.layer_idx, kwargs=options), options["cu_seq_lens_k"]
+    found = cache.update(
+        key_states=key,
+        value_states=value,
+        layer_idx=module.layer_idx,
+        read_index=options["read_index"],
+        write_index=options["write_index"],
+    )
+    key, value = (x.transpose(0, 1).unsqueeze(0) for x in found)
+    ends = options["cu_seq_lens_k"]
+    kind = "sliding_attention" if window_of(cache, module) else "full_attention"
+    return key, value, ends[kind] if isinstance(ends, dict) else ends
+
+
+def let_through(name: str) -> None:
+    """Let transformers batch requests of models with the attention function of this name.
+
+    From 5.19 on it takes the names of its own alone, where it switches others to what batches, as this one does.
+    """
+    from transformers.generation.continuous_batching import ContinuousBatchingManager
+
+    check = getattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn", None)
+    if hasattr(check, "__wrapped__") or "auto_switch_to_flash" not in inspect.signature(check or len).parameters:
+        return
+
+    @functools.wraps(check)  # type: ignore[arg-type]
+    def checked(self: Any, model: Any, *args: Any, **options: Any) -> Any:
+        if model.config._attn_implementation != name:
+            check(self, model, *args, **options)  # type: ignore[misc]
+
+    ContinuousBatchingManager.switch_to_cb_friendly_attn = checked
 
 
 def sinks_of(module: Any, options: dict[str, Any]) -> Tensor | None:

@@ -95,7 +95,7 @@ def write_json(
     schema: str = SCHEMA,
     **facts: Any,
 ) -> Path:
-    """Write rows and their environment as one JSON object; a reader never sees half a file.
+    """Write rows, a line each, and their environment as one JSON object; a reader never sees half a file.
 
     Parameters
     ----------
@@ -123,14 +123,13 @@ def write_json(
         The folder cannot be written.
     """
     try:
-        text = json.dumps(
-            {"schema": schema, "environment": environment, **facts, "rows": list(rows)}, indent=1, allow_nan=False
-        )
+        head = json.dumps({"schema": schema, "environment": environment, **facts}, indent=1, allow_nan=False)
+        lines = ",\n".join(json.dumps(row, allow_nan=False) for row in rows)
     except (TypeError, ValueError) as error:
         raise OptionError(
             "results", limit="values of JSON", value=str(error), nearest="numbers, strings, None"
         ) from error
-    return write_whole(path, text + "\n")
+    return write_whole(path, f'{head[:-2]},\n "rows": [\n{lines}\n ]\n}}\n')
 
 
 def read_json(path: str | Path, *, schema: str = SCHEMA) -> dict[str, Any]:

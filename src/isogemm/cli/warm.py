@@ -135,7 +135,7 @@ def _torch() -> Iterator[Step]:
         ids = torch.ones(2, 8, dtype=torch.int64)
         whole(ids, labels=ids).loss.backward()
         with torch.no_grad():
-            whole(ids[:, :1], past_key_values=transformers.DynamicCache(config=config))
+            whole(ids[:, :1], None, None, transformers.DynamicCache(config=config))  # its name is another from 5.24 on
 
     whole_models = find_spec("transformers") is not None
     for dtype in (torch.float32, torch.bfloat16):

@@ -22,7 +22,7 @@ from isogemm.planner import candidates, records
 from isogemm.planner.ahead import siblings
 from isogemm.planner.live import OTHERS, ROUNDS
 from isogemm.planner.relay import Relay
-from isogemm.planner.tables import Use
+from isogemm.planner.tables import Hint, Use
 from isogemm.planner.timed import ProductClass, Timed
 from isogemm.planner.trials import variant_of
 from isogemm.problem.product import Addresses, Strides
@@ -241,6 +241,42 @@ def test_a_product_that_is_called_no_more_holds_up_no_other_of_its_class(valid: 
     assert not here.live._watches
 
 
+@pytest.mark.parametrize("calls", [0, 2])
+def test_warm_settles_a_class_that_another_product_leads_or_that_is_timed_for_one_of_its_own(calls: int) -> None:
+    here = Here(clock={"best": 10.0, "second": 9.0}.__getitem__, own=("best", "second"))
+    other, timed = linear(15, 48, 512), here.chooser.timed
+    first = here.chooser.serve(other)
+    here.bench.work()
+    for _ in range(calls):
+        here.call(first, other)
+    here.live.warm([P], lambda *progress: None, budget=30.0)
+    assert not here.live._watches
+    here = Here(clock={"best": 10.0, "second": 9.0}.__getitem__, own=("best", "second"))
+    here.chooser.timed = lambda p: iter([Hint(Use("f", "best"), "a table")] if p.m == 16 else timed(p))  # type: ignore
+    here.f.bind(P, "best", 0)
+    here.chooser.verdict(here.f, P, "best")
+    here.chooser.serve(other)
+    here.live.warm([P], lambda *progress: None, budget=30.0)
+
+
+def test_what_fails_for_one_product_is_found_for_the_others_of_its_class() -> None:
+    here = Here(clock={"best": 10.0, "second": 9.0}.__getitem__, own=("best", "second"))
+    other, at_hand = linear(15, 48, 512), here.live.candidates.at_hand
+    first, second = here.chooser.serve(other), here.chooser.serve(P)
+    here.bench.work()
+
+    def fails(product: Any) -> Any:
+        if product == other:
+            raise RuntimeError("no room")
+        return at_hand(product)
+
+    here.live.candidates.at_hand = fails  # type: ignore[method-assign]
+    for _ in range(ROUNDS + 2):
+        here.call(second)
+    assert (here.call(first, other), here.call(second)) == ("best", "second")
+    assert not here.live._watches
+
+
 def test_launches_that_are_made_anew_for_each_call_lead_to_the_fastest_and_are_held_by_nobody() -> None:
     here = Here(clock={"best": 10.0, "second": 9.0}.__getitem__, own=("best", "second"))
     here.chooser.serve(P)
@@ -352,7 +388,6 @@ def _tunes(folder: str, ks: Sequence[int], barrier: Any) -> None:
         here.settle(here.chooser.serve(product), product)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes begin as copies here")
 def test_products_that_never_end_are_known_in_bounded_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores of attention while tokens come, say: each step has another K. What is thrown away comes back from disk."""
     monkeypatch.setattr(candidates, "MOST", 8)
@@ -370,6 +405,23 @@ def test_products_that_never_end_are_known_in_bounded_numbers(tmp_path: Path, mo
     assert len(here.bench.rounds) == known
 
 
+def test_records_that_are_read_outlive_those_that_nobody_asks_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By processes that write a few each, which look with their first one."""
+    monkeypatch.setattr(records, "MOST", 4)
+    records.Records(tmp_path).put({"of": "old"}, {"value": "found"})
+    for i in range(12):
+        here = records.Records(tmp_path)
+        assert here.get({"of": "old"}) == {"value": "found"}
+        here.put({"of": str(i)}, {})
+        for path in tmp_path.glob("*.json"):  # a file system may count in seconds
+            os.utime(path, (path.stat().st_atime - 10, path.stat().st_mtime - 10))
+    assert len(list(tmp_path.glob("*.json"))) <= 5
+    assert records.Records(tmp_path).get({"of": "0"}) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes begin as copies here")
 def test_two_processes_lose_nothing_to_each_other(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     barrier = context.Barrier(2)

@@ -37,7 +37,7 @@ BEHIND = 1.3  # times the fastest: not timed again
 # begins early takes room from the one before. Of products that take longer it makes no difference.
 IN_A_ROW, SPAN = 10, 300.0  # at most, and microseconds that they should take
 PATIENCE, LONGEST = 10.0, 300.0  # seconds that a capture waits for kernels that are being compiled, and `warm`
-OTHERS = 64  # calls of other products of a class, after which one of them is timed if the first is called no more
+OTHERS = 64  # calls of other products of a class, after which what was timed serves, or one of them is timed
 
 
 class Live:
@@ -83,10 +83,10 @@ class Live:
         for i, (product, relay) in enumerate(zip(products, relays, strict=True)):
             tell(len(products) + i, 2 * len(products), f"{numeric_key(product)}, m {product.m}")
             watch = self._watches.get(ProductClass.of(product))
-            if watch is None or not watch.prepared.wait(LONGEST):
+            if watch is None or relay not in watch.relays or not watch.prepared.wait(LONGEST):
                 continue
             held, at = self.bench.operands(product)
-            while self._watches.get(watch.kind) is watch and watch.leader in (None, product):
+            while not watch.settled:  # where another product leads, some calls later than else
                 relay.now(at, machine.stream())
                 self.bench.synchronize()
             del held
@@ -99,8 +99,9 @@ class Live:
             if watch is None:
                 if len(self._watches) >= MOST:
                     self._watches.clear()  # those in use are held by their relays
-                watch = self._watches[kind] = Pending(kind, budget)
+                watch = Pending(kind, budget)
                 self.preparing.begin(product, watch)
+                self._watches[kind] = watch
             relay.now = self._watching(watch, product, launch)
             watch.relays[relay] = product, launch
 
@@ -197,10 +198,16 @@ class Live:
     def _settle(self, watch: Pending) -> None:
         """Let the fastest kernel take over in all products of the class."""
         with self._lock:
-            self._watches.pop(watch.kind, None)  # who comes now is served by what was found, or watched anew
+            if self._watches.get(watch.kind) is watch:  # who comes now is served by what was found, or watched anew
+                self._watches.pop(watch.kind)
             watch.settled, held = True, list(watch.relays.items())
         watch.relays.clear()
         watch.uses, watch.times, watch.running = {}, {}, []
         for relay, (product, launch) in held:
-            found = self.candidates.at_hand(product)
-            relay.now = found[0].launch if found else launch
+            relay.now = launch
+            try:
+                found = self.candidates.at_hand(product)
+            except Exception as error:  # of one: the others' are looked for all the same
+                log.info("%s: %s: %s", watch.kind, type(error).__name__, error)
+            else:
+                relay.now = found[0].launch if found else launch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -35,8 +36,8 @@ def today() -> str:
 class Records:
     """Verdicts of this user, a file each: writers never meet, and a damaged file costs one trial.
 
-    Without a folder nothing is kept. Of a folder's files the newest `MOST` are, or some more: every process looks now
-    and then, as products whose K is the number of tokens so far never end.
+    Without a folder nothing is kept. Of a folder's files those that were read or written last are, `MOST` or some more:
+    processes look with their first record and now and then, as products whose K is the tokens so far never end.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -44,8 +45,15 @@ class Records:
 
     def get(self, key: Mapping[str, Any]) -> dict[str, str] | None:
         """What was recorded under exactly this key, if it can be read."""
-        found = self.folder and _read(self._path(key))
-        return found[1] if found and found[0] == dict(key) else None
+        if self.folder is None:
+            return None
+        path = self._path(key)
+        found = _read(path)
+        if not found or found[0] != dict(key):
+            return None
+        with suppress(OSError):
+            os.utime(path)
+        return found[1]
 
     def each(self) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
         """Everything on record, (key, value); files that are no records are passed over."""
@@ -59,21 +67,23 @@ class Records:
         try:
             text = json.dumps({"schema": SCHEMA, "key": dict(key), "value": dict(value)})
             write_whole(self._path(key), text, lasting=False)
-            self._written += 1
-            if self._written % OFTEN == 0:
-                self._thin()
         except OSError as error:
             notice(f"admissions are not kept, every process tries its kernels anew: {error}")
+            return
+        if self._written % OFTEN == 0:
+            self._thin()
+        self._written += 1
 
     def _thin(self) -> None:
-        """Remove the oldest files beyond the limit; another process may do so at the same time."""
+        """Remove what nobody used for longest, beyond the limit; other processes may do so, and files may be others'."""
         assert self.folder is not None
         ages: dict[Path, float] = {}
         for path in self.folder.glob("*.json"):
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 ages[path] = path.stat().st_mtime
         for path in sorted(ages, key=ages.__getitem__)[: max(0, len(ages) - MOST)]:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink()
 
     def _path(self, key: Mapping[str, Any]) -> Path:
         assert self.folder is not None

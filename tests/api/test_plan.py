@@ -122,6 +122,7 @@ ERRORS: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"k": 32, "format": "Q4_0", "trans_a": "T"}, OptionError, "quantized products: .*'T' and 'T'; .*'N' and 'T'"),
     ({"heads": (2, 2), "trans_b": "N"}, OptionError, "attention products: .*'N' and 'N'; .*'N' and 'T'"),
     ({"k": 32, "format": "Q4_0", "weight_dtype": "float16"}, OptionError, "weight_dtype=None: .*Q4_0; got: float16"),
+    ({"heads": (2, 2), "weight_dtype": "float16"}, OptionError, "weight_dtype=None: attention.*; got: float16"),
 )
 
 

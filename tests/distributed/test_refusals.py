@@ -36,6 +36,8 @@ def test_an_order_is_a_tree():
         Ranks(transport="pigeons")
     with pytest.raises(OptionError, match=r"timeout: .*got: -1"):
         Ranks(timeout=-1)
+    with pytest.raises(DTypeError, match=r"timeout: .*got: None"):
+        Ranks(timeout=None)
 
 
 def test_a_number_of_processes_is_no_group():

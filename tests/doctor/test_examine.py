@@ -158,6 +158,10 @@ def test_a_right_function_is_right():
     assert "RuntimeError: no" in str(refused)
 
 
+def adds(a, b, out):
+    out += a @ b
+
+
 def test_guards():
     out = guarded_empty((5, 7), "bfloat16")
     out.array[:4] = 0
@@ -179,6 +183,9 @@ def test_guards():
         guard(outside)(a, b, out=guarded_empty((3, 5)))
     with pytest.raises(GuardError, match="other bits in a second run"):
         guard(lambda a, b, out: out.fill(next(RUNS)))(a, b, out=guarded_empty((3, 5)))
+    total = np.ones((3, 5), np.float32)
+    assert guard(adds)(a, b, out=total) is None
+    assert (total == 5).all()
     with pytest.raises(DTypeError, match=r"result of <lambda>.*list"):
         guard(lambda a, b: [a @ b])(a, b)
 

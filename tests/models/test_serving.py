@@ -63,6 +63,7 @@ def test_load_is_not_unasked():
     assert isogemm.audit.transformer.relations.RELATIONS["load"].asked
 
 
+@pytest.mark.filterwarnings("ignore:The `paged:FutureWarning")
 def test_pages_are_for_continuous_batching():
     model = causal("qwen3", torch.float32)
     iso.convert(model)

@@ -11,7 +11,7 @@ from ..base.dtypes import DTYPES, ITEMSIZE, as_dtype, name_of
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
 from ..problem.forms import Mask
-from ..problem.settings import letter
+from ..problem.settings import stored
 from ..quant.encode import weight_format
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def plan(
     b_type = dtype if weight_dtype is None else _element("weight_dtype", weight_dtype)
     out_type = ("float32" if b_type == "float32" else dtype) if out_dtype is None else _element("out_dtype", out_dtype)
     of_type("device", device, str, "text: cpu, cuda, cuda:N, h200 and the like", "'cpu'")
-    trans = letter("trans_a", trans_a) + letter("trans_b", trans_b)
+    trans = stored("trans_a", trans_a) + stored("trans_b", trans_b)
     if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
         raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)
     form, about = _several(m, k, batch, groups, format, heads, mask)
@@ -136,8 +136,8 @@ def plan(
         if trans != "NT":
             limit, got = "trans_a='N' and trans_b='T'", f"{trans_a!r} and {trans_b!r}"
             raise OptionError(f"plan of {form} products", limit=limit, value=got, nearest="'N' and 'T'")
-        if weight_dtype is not None and form == "quantized":
-            limit = f"weight_dtype=None: the weights are {format}"
+        if weight_dtype is not None:
+            limit = f"weight_dtype=None: {f'the weights are {format}' if format else 'attention has no weights'}"
             raise OptionError(f"plan of {form} products", limit=limit, value=weight_dtype, nearest=None)
     if form and 0 in (m, n, k):
         raise ShapeError(f"plan of {form} products", limit="extents of at least 1", value=(m, n, k), nearest=1)

@@ -99,6 +99,10 @@ def guarded_empty(shape: int | tuple[int, ...], dtype: Any = "float32", *, devic
     return Guarded(array, whole, _bits(whole)[0])
 
 
+def _copy(x: Any) -> Any:
+    return x.detach().clone() if hasattr(x, "detach") else x.copy()
+
+
 def _digest(x: Any) -> str:
     if hasattr(x, "detach"):
         return hashlib.sha256(_bits(x.detach().contiguous()).tobytes()).hexdigest()
@@ -146,6 +150,8 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
             named = named | {"out": out.array}
         operands = {f"operand {i}": x for i, x in enumerate(args)} | {k: v for k, v in named.items() if k != "out"}
         before = {name: _digest(x) for name, x in operands.items()}
+        target = named.get("out")
+        held = None if target is None else _copy(target)  # what both runs find there
         first = function(*args, **named)
         kept = _bits(_result(called, first, named)).copy()
         for name, x in operands.items():
@@ -156,6 +162,8 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
                 )
         if isinstance(out, Guarded):
             out.check()
+        if target is not None:
+            target[...] = held
         again = _bits(_result(called, function(*args, **named), named))
         if (again != kept).any():
             raise GuardError(

@@ -16,7 +16,7 @@ from ..errors import DTypeError, LayoutError, OptionError, ShapeError
 from ..formats import reference
 from ..formats.blocks import format_of
 from ..operands.tensors import on_host
-from ..problem.settings import letter
+from ..problem.settings import stored
 from .bank import MISTAKES
 from .case import Array, Blocks, GemmCall, StoredMatrix, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
@@ -143,7 +143,7 @@ def call_of(
     **view: Any,
 ) -> tuple[GemmCall, list[Array]]:
     """The call that `diagnose` was told of, and the flat buffers that it left."""
-    ta, tb = letter("trans_a", trans_a), letter("trans_b", trans_b)
+    ta, tb = stored("trans_a", trans_a), stored("trans_b", trans_b)
     weights = None
     if hasattr(b, "row_offset") or format:
         weights = _blocks(b, format, row_stride)

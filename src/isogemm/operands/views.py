@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from decimal import Decimal
 from numbers import Real
 from typing import Any
 
@@ -48,11 +49,15 @@ def array(name: str, x: Any) -> Array:
 
 def _are_numbers(x: Any) -> bool:
     """Whether an array holds real numbers: None, and texts that say some, would become float32 without a word."""
-    return x.dtype.kind in "biufV" or (x.dtype.kind == "O" and all(isinstance(v, Real) for v in x.flat))
+    return x.dtype.kind in "biufV" or (
+        x.dtype.kind == "O" and all(isinstance(v, Real | np.bool_ | Decimal) for v in x.flat)
+    )
 
 
 def to_float32(name: str, x: Any, cast: str) -> Any:
-    """A copy in float32 of float64 elements or of a list of numbers, each rounded once; anything else as it is.
+    """A copy in float32 of float64 elements or of a list of numbers; anything else as it is.
+
+    Elements are rounded once, from what NumPy makes of a list: integers beside floats are float64 first.
 
     Raises OptionError: `cast` is not ``float32``. Raises DTypeError: a list of anything but numbers, or of rows of
     different lengths.

@@ -75,7 +75,7 @@ class Records:
         self._written += 1
 
     def _thin(self) -> None:
-        """Remove what nobody used for longest, beyond the limit; other processes may do so, and files may be others'."""
+        """Remove what was used longest ago, beyond the limit; other processes may do so, and files may be others'."""
         assert self.folder is not None
         ages: dict[Path, float] = {}
         for path in self.folder.glob("*.json"):

@@ -214,11 +214,11 @@ def check_out(
 
 
 def transposed(name: str, x: Array, op: object) -> Array:
-    """op(x) for op as in `letter`."""
-    return x if letter(name, op) == "N" else x.swapaxes(-1, -2)
+    """op(x) for op as in `stored`."""
+    return x if stored(name, op) == "N" else x.swapaxes(-1, -2)
 
 
-def letter(name: str, op: object) -> str:
+def stored(name: str, op: object) -> str:
     """N or T for op in N, T, C, upper or lower case; C is T for real types. Raises OptionError: another letter."""
     found = op.upper() if isinstance(op, str) else ""
     if found not in ("N", "T", "C"):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ...base.arguments import number
 from ...contract.spec import Contract, as_contract
 from ...errors import DeviceError, DTypeError, OptionError, RankError, ShapeError
 from ..operator import Tensor
@@ -46,7 +47,7 @@ class Ranks:
     OptionError
         The order is no tree, its leaves cannot be shared by so many ranks, there is no such transport, or no time.
     DTypeError
-        The group is none.
+        The group or the timeout is none.
 
     Determinism
     -----------
@@ -68,7 +69,7 @@ class Ranks:
         if not isinstance(self.group, dist.ProcessGroup | None):
             limit, nearest = "a ProcessGroup, a DeviceMesh of one dimension, or None", "init_device_mesh"
             raise DTypeError("group of ranks", limit=limit, value=repr(self.group), nearest=nearest)
-        if not self.timeout > 0:
+        if not number("timeout", self.timeout) > 0:
             raise OptionError("timeout", limit="more than 0 seconds", value=self.timeout, nearest=300.0)
         order = as_contract(f"fma/{self.order}").order
         if order.kind != "tree":

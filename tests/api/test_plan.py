@@ -22,7 +22,7 @@ from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm.facts import facts
 from isogemm.backends.cpu.gemm.plan import SCHEMA
 from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, schedule
-from isogemm.errors import ContractError, DTypeError, OptionError, ShapeError
+from isogemm.errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
 from isogemm.problem.numeric import NumericPlan, default_contract, numeric_plan
 
 CPU = target()
@@ -131,6 +131,38 @@ def test_errors_name_the_nearest_choice(wrong: dict[str, Any], error: type[Excep
     given = {"m": 3, "n": 4, "k": 5} | wrong
     with pytest.raises(error, match=words):
         isogemm.plan(given.pop("m"), given.pop("n"), given.pop("k"), **given)
+
+
+@pytest.mark.parametrize(
+    ("heads", "nearest"),
+    [((7, 2 * 10**9), r"\(7, 7\)"), ((12, 8), r"\(12, 6\)"), ({1, 2}, r"\(8, 8\)"), (1.5, r"\(8, 8\)")],
+)
+def test_heads_that_cannot_be_are_told_the_nearest_at_once(heads: Any, nearest: str) -> None:
+    with pytest.raises(ShapeError, match=f"heads: .*nearest legal choice: {nearest}"):
+        isogemm.plan(4, 8, 16, heads=heads)
+
+
+def test_groups_may_be_an_array() -> None:
+    assert isogemm.plan(5, 8, 16, groups=np.array([2, 3])).digest == isogemm.plan(5, 8, 16, groups=(2, 3)).digest
+    for wrong in (3.0, np.ones(5)):
+        with pytest.raises(ShapeError, match="groups: limit: whole numbers"):
+            isogemm.plan(5, 8, 16, groups=wrong)
+
+
+@pytest.mark.parametrize("text", ["x", "[]", "3", None])
+def test_what_is_no_plan_is_refused(text: Any) -> None:
+    with pytest.raises(OptionError, match="plan: limit"):
+        isogemm.Plan.from_json(text)
+
+
+def test_a_replay_takes_what_a_product_takes() -> None:
+    a, plan = np.arange(4, dtype=np.float32).reshape(2, 2), isogemm.plan(2, 2, 2, trans_b="N")
+    assert_same(plan.run(a, a), isogemm.matmul(a, a))
+    unaligned = np.zeros(17, np.uint8)[1:].view(np.float32).reshape(2, 2)
+    for wrong in (a.astype(">f4"), np.ma.masked_less(a, 1), unaligned, a.tolist(), None):
+        for pair in ((wrong, a), (a, wrong)):
+            with pytest.raises((DTypeError, LayoutError)):
+                plan.run(*pair)
 
 
 def test_a_type_has_one_name_however_it_is_given() -> None:

@@ -9,12 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from numpy.lib.stride_tricks import as_strided
 from tests.quant.draws import encoded
 
 import isogemm
 from isogemm.base.arguments import number
-from isogemm.errors import DTypeError, IsogemmError, LayoutError, OptionError, ShapeError
-from isogemm.quant import load
+from isogemm.errors import AliasError, DTypeError, IsogemmError, LayoutError, OptionError, ShapeError
+from isogemm.quant import QuantizedMatrix, load, quantize
 
 torch = pytest.importorskip("torch")
 
@@ -201,6 +202,22 @@ def test_an_addend_that_does_not_broadcast_is_named():
             iso.addmm(c, TX, TW.T)
     for shape in ((), (1,), (4,), (1, 4), (3, 1), (3, 4)):
         assert torch.equal(iso.addmm(torch.ones(shape), TX, TW.T), torch.full((3, 4), 65.0))
+
+
+def test_dequantize_into_shares_no_memory():
+    rows = np.random.default_rng(0).standard_normal((16, 256), np.float32)
+    blocks = quantize(rows, "Q8_0").rows
+    memory = np.zeros(blocks.size + 32 * 256 * 4, np.uint8)
+    memory[: blocks.size] = blocks.reshape(-1)
+    given = QuantizedMatrix.from_bytes(memory[: blocks.size], shape=(16, 256), format="Q8_0")
+    before = memory.copy()
+    for out in (
+        memory[: 16 * 1024].view(np.float32).reshape(16, 256),
+        as_strided(np.zeros(256, np.float32), (16, 256), (0, 4)),
+    ):
+        with pytest.raises(AliasError):
+            given.dequantize_into(out)
+    assert (memory == before).all()
 
 
 def test_arrays_that_dequantize_into_cannot_fill():

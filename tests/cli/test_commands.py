@@ -428,3 +428,10 @@ def test_tune_writes_a_table_and_goes_on(  # type: ignore[no-untyped-def]
     (row,) = load(out).rows
     assert (row.key.n, row.key.k, set(row.us)) == (24, 40, {1, 4})
     assert row.key.contract == "tensor_core:sm90/chain"
+
+
+@pytest.mark.parametrize("heads", ["3," + "9" * 5000, "\u0661,2"])
+def test_numbers_that_are_none_are_refused_in_words(run, heads: str) -> None:  # type: ignore[no-untyped-def]
+    status, _, said = run("plan", "1", "1", "64", "--heads", heads)
+    assert status == 2
+    assert "whole numbers" in said

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 import isogemm
-from isogemm.errors import DTypeError
+from isogemm.errors import DTypeError, OptionError
 
 torch = pytest.importorskip("torch")
+
+import isogemm.torch as iso  # noqa: E402
 
 
 @pytest.mark.parametrize("grad", [False, True])
@@ -81,3 +83,65 @@ def test_without_torch_the_package_can_be_looked_at():
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("AttributeError: isogemm.torch ")
     assert 'pip install "isogemm[torch]"' in last
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: iso.reductions.softmax(torch.zeros(4, 8, dtype=torch.int32)), DTypeError, "x is int32"),
+        (lambda: iso.reductions.layer_norm(torch.ones(2, 8), eps="1"), DTypeError, "eps"),
+        (lambda: iso.attention(*[torch.ones(1, 1, 2, 4)] * 3, causal=True, offset=1.5), DTypeError, "offset"),
+        (lambda: iso.attention(*[torch.ones(1, 1, 2, 4)] * 3, dropout=torch.zeros(3)), DTypeError, "dropout"),
+        (lambda: iso.sequence_seeds([1, 2]), DTypeError, r"seeds: .*int64"),
+        (lambda: iso.sequence_seeds(torch.arange(2)).__exit__(), OptionError, "as many ends as beginnings"),
+    ],
+)
+def test_what_is_no_operand_is_named(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_scopes_of_seeds_end_in_any_order():
+    first, second = (iso.sequence_seeds(torch.tensor([i])) for i in range(2))
+    first.__enter__()
+    second.__enter__()
+    first.__exit__()
+    assert iso.sequence_seeds._open == [second.seeds]
+    second.__exit__()
+    assert not iso.sequence_seeds._open
+
+
+def test_a_layer_without_gradients_takes_meta_tensors_and_names_others():
+    layer = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    iso.convert(layer)
+    with torch.no_grad():
+        with pytest.raises(DTypeError, match="x of linear"):
+            layer([1.0])
+        assert layer.to("meta")(torch.empty(2, 8, device="meta")).shape == (2, 8)
+
+
+def test_gradients_of_nothing():
+    c = torch.randn(0, requires_grad=True)
+    iso.baddbmm(c, torch.randn(2, 3, 4), torch.randn(2, 4, 0)).sum().backward()
+    assert c.grad.shape == (0,)
+    c = torch.randn(0, 1, requires_grad=True)
+    iso.baddbmm(c, torch.randn(2, 0, 4), torch.randn(2, 4, 5)).sum().backward()
+    assert c.grad.shape == (0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("made", [lambda: torch.nn.LayerNorm(8), lambda: torch.nn.RMSNorm(8), torch.nn.SiLU])
+def test_what_is_traced_is_what_runs_without_gradients_too(made):
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), made())
+    iso.convert(model)
+    x = torch.randn(3, 8)
+    assert torch.equal(torch.jit.trace(model, x)(x), model(x))
+
+
+def test_a_model_that_is_converted_in_inference_mode_is_whole_and_trains():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    with torch.inference_mode():
+        report = iso.convert(model, strict=True, fuse=True)
+    assert not report.left
+    model(torch.randn(3, 8)).sum().backward()
+    assert model[0].weight.grad is not None

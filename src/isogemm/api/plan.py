@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..backends import planner
@@ -16,6 +17,8 @@ from ..quant.encode import weight_format
 
 if TYPE_CHECKING:
     from ..backends import DevicePlan, Plan, WorkPlan
+
+MOST_HEADS = 4096  # that are looked through for a number that divides
 
 
 @overload
@@ -169,31 +172,42 @@ def _several(
     asked = [name for name, x in (("groups", groups), ("format", format), ("heads", heads)) if x is not None]
     if len(asked) > 1 or (asked and asked != ["heads"] and batch != 1):
         raise OptionError("form of a plan", limit="one of batch, groups, format, heads", value=asked, nearest=asked[0])
-    for name, several in (("groups", groups), ("heads", heads)):
-        if isinstance(several, int):
-            limit, close = "whole numbers, one after the other", (several, several) if name == "heads" else (several,)
-            raise ShapeError(name, limit=limit, value=several, nearest=close)
-    numbers = {"batch": [batch], "groups": list(groups or ()), "heads": list(heads or ())}
+    groups, heads = _numbers("groups", groups, 1), _numbers("heads", heads, 2)
+    numbers = {"batch": [batch], "groups": groups or (), "heads": heads or ()}
     for name, sizes in numbers.items():
         for size in sizes:
             extent(name, size, int(name != "groups"))
     if groups is not None:
         if sum(groups) != m:
             raise ShapeError("groups", limit=f"rows that sum to m, {m}", value=sum(groups), nearest=f"m={sum(groups)}")
-        return "grouped", {"rows": tuple(groups)}
+        return "grouped", {"rows": groups}
     if format is not None:
         fmt = weight_format("format", format)
         fmt.row_bytes(k)
         return "quantized", {"format": fmt.name}
     if heads is not None:
         if len(heads) != 2 or heads[0] % heads[1]:
-            shared = max(x for x in range(1, heads[-1] + 1) if heads[0] % x == 0) if heads else 8
+            most = min(*heads, *heads[:1], MOST_HEADS) if heads else 1
+            shared = max(x for x in range(1, most + 1) if heads[0] % x == 0) if heads else 8
             nearest = (heads[0] if heads else 8, shared)
             raise ShapeError(
                 "heads", limit="two numbers, the first a multiple of the second", value=heads, nearest=nearest
             )
         return "attention", {"sequences": batch, "heads": heads[0], "shared": heads[1], "mask": mask}
     return ("batched", {"items": batch}) if batch > 1 else ("", {})
+
+
+def _numbers(name: str, given: Any, several: int) -> Any:
+    """Numbers one after the other, as a tuple; None as it is. Raises ShapeError: something else."""
+    if given is None:
+        return None
+    try:
+        if not isinstance(given, str | bytes | set | frozenset | Mapping):
+            return tuple(x if isinstance(x, int) else operator.index(x) for x in given)
+    except TypeError:
+        pass
+    close = (given,) * several if isinstance(given, int) else (8, 8)[:several]
+    raise ShapeError(name, limit="whole numbers, one after the other", value=given, nearest=close)
 
 
 def _element(name: str, dtype: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..errors import OptionError
 
 Several = list[str] | None
+DIGITS = 20  # of a number: fewer than 64 bits have
 
 
 def words(values: Several, default: str = "") -> list[str]:
@@ -19,7 +20,9 @@ def numbers(option: str, given: str | Several, *, nearest: str, count: int = 0) 
     """
     values = [given] if isinstance(given, str) else given or []
     texts = [part.strip() for value in values for part in value.split(",")]
-    if not all(text.isdecimal() for text in texts) or (count and len(texts) != count):
+    if not all(text.isascii() and text.isdecimal() and len(text) < DIGITS for text in texts) or (
+        count and len(texts) != count
+    ):
         limit = f"{count or ''} whole numbers with commas".strip()
         raise OptionError(option, limit=limit, value=",".join(texts), nearest=nearest)
     return [int(text) for text in texts]

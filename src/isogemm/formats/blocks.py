@@ -112,7 +112,7 @@ class BlockFormat:
 
     def fitting(self, k: int) -> BlockFormat:
         """This format, or the nearest one whose blocks fill a row of `k` elements."""
-        chosen = self
+        chosen, k = self, arguments.whole("k", k)
         while k % chosen.block:
             chosen = FORMATS[chosen.fallback]
         return chosen

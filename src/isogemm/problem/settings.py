@@ -56,7 +56,8 @@ class Settings(NamedTuple):
             `out_dtype` is not float32, bfloat16 or float16; under ``exact``, not int32.
         """
         if not isinstance(accumulate, bool | np.bool_):
-            raise OptionError("accumulate", limit="True or False", value=repr(accumulate), nearest=bool(accumulate))
+            nearest = isinstance(accumulate, int) and accumulate != 0
+            raise OptionError("accumulate", limit="True or False", value=repr(accumulate), nearest=nearest)
         alpha, beta = _scalar("alpha", alpha), _scalar("beta", beta)
         if accumulate and beta != 0:
             raise OptionError("beta with accumulate=True", limit="0: the walk starts from C", value=beta, nearest=0)

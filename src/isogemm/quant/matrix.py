@@ -12,6 +12,7 @@ from ..base.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, as_dtype
 from ..errors import DeviceError, DTypeError, FormatError, OptionError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
+from ..operands.aliasing import check_apart, check_no_self_overlap
 from ..operands.device_array import HOST, DeviceId
 from ..operands.prepared import Weight
 from ..operands.tensors import is_tensor
@@ -244,8 +245,18 @@ class QuantizedMatrix(Weight):
         ------
         DTypeError, LayoutError
             It is no such array of float32, bfloat16 or float16.
+        AliasError
+            It shares memory with the blocks, or elements of it with one another.
+        DeviceError
+            The matrix is on another device.
         """
+        if self._packed is not None:
+            raise DeviceError(
+                "dequantize_into()", limit="a matrix on the host", value=self.device, nearest="w.to('cpu')"
+            )
         check_into(out, self.shape)
+        check_no_self_overlap("out", out)
+        check_apart("the blocks", self.rows, out)
         if not self.format.quantized:
             with np.errstate(over="ignore"):
                 out[...] = self.array()

@@ -35,6 +35,13 @@ def autocast(*operands: Tensor) -> tuple[Tensor, ...]:
     return tuple([x.to(dtype) if x.dtype in DTYPES else x for x in operands])
 
 
+def is_uncast(x: Any) -> bool:
+    """Whether `x` is a tensor of a CPU or a CUDA device that autocast leaves as it is."""
+    if not isinstance(x, torch.Tensor) or not (x.is_cpu or x.is_cuda):
+        return False
+    return not torch.is_autocast_enabled(x.device.type)
+
+
 def check_tensor(name: str, x: Any, nearest: str = "torch.as_tensor") -> None:
     """Raise unless `x` is a tensor."""
     if not isinstance(x, torch.Tensor):

@@ -145,7 +145,9 @@ def row_way(what: str, tensors: tuple[Any, ...]) -> str:
         return "operator" if is_grad_enabled() else "forward"
     if _transforms() or _forward_ad._current_level >= 0:
         _refuse_transforms(what, [t for t in tensors if isinstance(t, torch.Tensor)])
-    if _trace() is not None or (_dispatch_modes() and is_traced()):
+    if _trace() is not None:  # torch compares what it records with and without gradients
+        return "operator"
+    if _dispatch_modes() and is_traced():
         return "operator" if needs_gradient(*tensors) else "forward"
     if is_grad_enabled():
         for t in tensors:

@@ -111,8 +111,7 @@ def _checked(
     tk = k.shape[2]
     if offset is not None and not causal:
         raise OptionError("offset", limit="None without causal=True", value=offset, nearest="causal=True")
-    if causal and offset is None:
-        offset = tk - tq
+    offset = None if not causal else tk - tq if offset is None else arguments.whole("offset", offset)
     if out_dtype is not None and out_dtype not in DTYPES:
         raise DTypeError("out_dtype", limit="float32, bfloat16 or float16", value=out_dtype, nearest="torch.float32")
     if ranged and isinstance(mask, torch.Tensor) and mask.dtype is torch.float16:
@@ -121,6 +120,7 @@ def _checked(
     bounds = _bound("start", start, q), _bound("stop", stop, q)
     shown = _expanded(mask, (b, hq, tq, tk), q)
     options = (shown, offset, *bounds, ranged, scale, softcap, contract_text(contract))
+    dropout = arguments.number("dropout", dropout)
     if dropout != 0:
         _check_dropout(dropout, seeds, sinks, q)
         return attend_with_dropout(q, k, v, seeds, *options, rate=float(dropout), out_dtype=out_dtype)

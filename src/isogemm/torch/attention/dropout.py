@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from ...errors import OptionError
+from ...errors import DTypeError, OptionError
 from ..operator import Operator, Tensor, define, refuse_second, refuse_vmap
 from ..routing.elementwise import subnormals_kept
 from . import capped
@@ -133,6 +133,9 @@ class sequence_seeds:
     _open: ClassVar[list[Tensor]] = []
 
     def __init__(self, seeds: Tensor) -> None:
+        if not isinstance(seeds, torch.Tensor) or seeds.dtype is not torch.int64 or seeds.dim() != 1:
+            value = f"{seeds.dtype} {list(seeds.shape)}" if isinstance(seeds, torch.Tensor) else type(seeds).__name__
+            raise DTypeError("seeds", limit="an int64 tensor [batch]", value=value, nearest="torch.arange(batch)")
         self.seeds = seeds
 
     def __enter__(self) -> Tensor:
@@ -140,7 +143,10 @@ class sequence_seeds:
         return self.seeds
 
     def __exit__(self, *_: Any) -> None:
-        self._open.pop()
+        places = [i for i, open_one in enumerate(self._open) if open_one is self.seeds]
+        if not places:
+            raise OptionError("sequence_seeds", limit="as many ends as beginnings", value="one more", nearest="none")
+        del self._open[places[-1]]  # threads and generators may end in another order than they begin in
 
 
 def seeds_of(layer: int, rate: float) -> Tensor:

@@ -183,10 +183,11 @@ def _sum_to(dy: Tensor, shape: Any, scale: float, ctx: Any, dtype: Any) -> Tenso
     full = (*[1] * (dy.dim() - len(shape)), *shape)
     if dy.dim() == 3 and full[0] == 1 and dy.shape[0] != 1:
         if full[1] == 1 and dy.shape[1] != 1:  # one row for all items: one long walk over items and rows
-            dy = dy.reshape(1, -1, dy.shape[-1])
+            dy = dy.reshape(1, dy.shape[0] * dy.shape[1], dy.shape[-1])
         else:  # the batch is the sum's dimension
+            rows, columns = dy.shape[1:]
             dy = dy.flatten(1).unsqueeze(0)
-            dy = _sum_rows(dy, ctx, torch.float32).reshape(1, *full[1:2], -1)
+            dy = _sum_rows(dy, ctx, torch.float32).reshape(1, rows, columns)
     if full[-2] == 1 and dy.shape[-2] != 1:
         dy = _sum_rows(dy, ctx, torch.float32)
     if full[-1] == 1 and dy.shape[-1] != 1:

@@ -128,6 +128,12 @@ def convert(
     Converted modules are as `Linear` and `isogemm.torch.reductions`. Modules that are not known stay torch's and are
     in the report, which lists modules and cannot see functions: `isogemm.torch.coverage` can.
     """
+    if torch.is_inference_mode_enabled():  # what is looked at and made there would be of no use outside
+        with torch.inference_mode(False), torch.no_grad():
+            return convert(
+                module, parts=parts, contract=contract, grad_order=grad_order, leave=leave, strict=strict, fuse=fuse,
+                quantize=quantize, fallback=fallback, activations=activations, progress=progress, tp=tp,
+            )  # fmt: skip
     arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
     fuse, strict = arguments.flag("fuse", fuse), arguments.flag("strict", strict)
     if tp is not None and quantize is not None:

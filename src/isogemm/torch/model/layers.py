@@ -15,6 +15,7 @@ from ...base import arguments
 from ...contract.spec import Contract, ContractLike, as_contract
 from ...errors import OptionError
 from .. import functional, ops, reductions
+from ..arguments import is_uncast
 from ..operator import check_no_hooks
 from ..ops import Tensor, with_order
 
@@ -134,7 +135,7 @@ class Linear(Converted, torch.nn.Linear):  # type: ignore[misc]
     def forward(self, input: Any) -> Any:
         """input @ weight.T + bias."""
         weight, bias, contract = self.weight, self.bias, self.contract
-        if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.is_autocast_enabled(input.device.type):
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or not is_uncast(input):
             return functional.linear(
                 input,
                 weight,

@@ -10,7 +10,7 @@ from ...api import products as api
 from ...contract.spec import Contract, ContractLike, as_contract
 from ...errors import DeviceError, DTypeError, FormatError, ShapeError
 from ...quant.matrix import QuantizedMatrix
-from ..arguments import autocast, check_tensor, options
+from ..arguments import autocast, check_tensor, is_uncast, options
 from ..model.layers import Converted
 from ..operator import Tensor, is_plain
 from .ops import blocks_of, call, call_blocks, checked
@@ -101,7 +101,7 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
         if compiling or self._buffers["blocks"] is not self._matrix._tensor:
             about = (self.format, self.out_features, self.in_features)
             return call_blocks(*autocast(x), self.blocks, bias, *about, *self._call)
-        if torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type) or not is_plain(x, bias):
+        if torch.is_grad_enabled() or not is_uncast(x) or not is_plain(x, bias):
             return call(*autocast(x), self._matrix, bias, *self._call)
         return api.linear(
             x, self._matrix, bias, contract=self.contract, activations=self.activations, out_dtype=self.out_dtype

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...base import arguments
 from ...base.dtypes import DTYPES, DType, as_dtype, supported
 from ...contract.rows import OPERATIONS, RowOperand
 from ...errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from ...operands.tensors import check_tensor
 from ...operands.views import array
+from ...problem.settings import check_operand
 
 MOST_OPERANDS = 3  # that the host's kernels take
 # The option besides ``out_dtype`` as schemas have it.
@@ -92,7 +94,7 @@ def check_extent(name: str, extent: str, shape: tuple[int, ...], of: tuple[int, 
 
 def check_eps(eps: Any) -> None:
     """A number of at least 0."""
-    if not eps >= 0:
+    if not arguments.number("eps", eps) >= 0:
         raise OptionError("eps", limit="a number of at least 0", value=eps, nearest=1e-6)
 
 
@@ -100,7 +102,9 @@ def on_host(name: str, x: Any, first: Any) -> Any:
     """An operand in the host's memory, as an array."""
     if not isinstance(x, Tensor):
         raise _no_tensor(name, x)
-    return array(name, x)
+    found = array(name, x)
+    check_operand(name, found)
+    return found
 
 
 def on_device(name: str, x: Any, first: Tensor) -> Tensor:

@@ -9,12 +9,13 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
-from ....base.dtypes import ITEMSIZE, NUMPY
+from ....base.dtypes import ITEMSIZE, NUMPY, name_of
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract, ContractLike
 from ....errors import DTypeError, OptionError, ShapeError
+from ....operands.views import array
 from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan, word
-from ....problem.settings import Settings
+from ....problem.settings import Settings, check_operand
 from ..emit.target import target
 from .execute import gemm, swap_operands
 from .facts import facts
@@ -134,7 +135,8 @@ class Plan(AnyPlan):
         ContractError
             A contract that there is not.
         """
-        if data.get("schema") != SCHEMA:
+        if not isinstance(data, Mapping) or data.get("schema") != SCHEMA:
+            data = data if isinstance(data, Mapping) else {}
             raise OptionError("plan", limit=f"schema {SCHEMA}", value=data.get("schema"), nearest="isogemm.plan(...)")
         numeric, shape = _section(data, "numeric"), _section(data, "shape")
         made = {
@@ -155,8 +157,13 @@ class Plan(AnyPlan):
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """A plan from `to_json`'s text."""
-        return cls.from_dict(json.loads(text))
+        """A plan from `to_json`'s text. Raises as `from_dict`."""
+        try:
+            data = json.loads(text)
+        except (ValueError, TypeError, RecursionError) as error:
+            limit, nearest = "JSON of a plan", "what to_json() gave"
+            raise OptionError("plan", limit=limit, value=str(error), nearest=nearest) from error
+        return cls.from_dict(data)
 
     def run(self, a: Any, b: Any) -> Any:
         """Replay: the product a[m, k] @ b[k, n] by exactly this schedule, as a new array.
@@ -165,13 +172,19 @@ class Plan(AnyPlan):
         ------
         ShapeError, DTypeError
             The operands are not the plan's.
+        DTypeError, LayoutError, DeviceError
+            They are no arrays of this host, as in `isogemm.matmul`.
         """
         packed = isinstance(b, PackedWeight)
+        a, b = array("a", a), b if packed else array("b", b)
+        for name, x in (("a", a), ("b", b)):
+            if not isinstance(x, PackedWeight):
+                check_operand(name, x)
         shapes = tuple(a.shape), (b.k, b.n) if packed else tuple(b.shape)
         expected = (self.m, self.k), (self.k, self.n)
         if shapes != expected or packed != self.packed:
             raise ShapeError("operands of a replay", limit=expected, value=shapes, nearest="plan these operands anew")
-        types = a.dtype.name, b.dtype.name
+        types = name_of(a.dtype), name_of(b.dtype)
         if types != (self.numeric.dtype_a, self.numeric.dtype_b):
             raise DTypeError(
                 "operands of a replay", limit=self.numeric.dtype_a, value=types, nearest="the plan's types"

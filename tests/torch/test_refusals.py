@@ -139,9 +139,12 @@ def test_what_is_traced_is_what_runs_without_gradients_too(made):
 
 
 def test_a_model_that_is_converted_in_inference_mode_is_whole_and_trains():
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1}
+    config = transformers.Qwen3Config(vocab_size=64, num_hidden_layers=1, head_dim=16, **sizes)
+    model = transformers.Qwen3ForCausalLM(config)
     with torch.inference_mode():
-        report = iso.convert(model, strict=True, fuse=True)
-    assert not report.left
-    model(torch.randn(3, 8)).sum().backward()
-    assert model[0].weight.grad is not None
+        iso.convert(model, strict=True, fuse=True)
+    ids = torch.arange(16).reshape(2, 8)
+    model.train()(ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

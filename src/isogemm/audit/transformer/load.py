@@ -10,6 +10,7 @@ from ...base.extras import require_extra
 from ...errors import DeviceError, OptionError
 from ..data import as_dtype
 
+_UNREAD = (OSError, ValueError, KeyError, ImportError)  # what transformers raises of a folder
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -79,9 +80,6 @@ def config_of(path: str) -> Any:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except _UNREAD as error:
         raise _unread(path, error) from error
-
-
-_UNREAD = (OSError, ValueError, KeyError, ImportError)  # what transformers raises of a folder
 
 
 def _unread(path: str, error: Exception) -> OptionError:

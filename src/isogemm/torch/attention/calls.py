@@ -111,7 +111,10 @@ def _checked(
     tk = k.shape[2]
     if offset is not None and not causal:
         raise OptionError("offset", limit="None without causal=True", value=offset, nearest="causal=True")
-    offset = None if not causal else tk - tq if offset is None else arguments.whole("offset", offset)
+    if causal and offset is None:
+        offset = tk - tq
+    if offset is not None and not isinstance(offset, int | torch.SymInt):  # torch.compile keeps one of those open
+        offset = arguments.whole("offset", offset)
     if out_dtype is not None and out_dtype not in DTYPES:
         raise DTypeError("out_dtype", limit="float32, bfloat16 or float16", value=out_dtype, nearest="torch.float32")
     if ranged and isinstance(mask, torch.Tensor) and mask.dtype is torch.float16:

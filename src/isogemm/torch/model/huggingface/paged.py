@@ -103,14 +103,16 @@ def let_through(name: str) -> None:
     """
     from transformers.generation.continuous_batching import ContinuousBatchingManager
 
-    check = getattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn", None)
-    if hasattr(check, "__wrapped__") or "auto_switch_to_flash" not in inspect.signature(check or len).parameters:
+    check: Any = getattr(ContinuousBatchingManager, "switch_to_cb_friendly_attn", None)
+    if check is None or hasattr(check, "__wrapped__"):
+        return
+    if "auto_switch_to_flash" not in inspect.signature(check).parameters:  # before 5.19
         return
 
-    @functools.wraps(check)  # type: ignore[arg-type]
+    @functools.wraps(check)
     def checked(self: Any, model: Any, *args: Any, **options: Any) -> Any:
         if model.config._attn_implementation != name:
-            check(self, model, *args, **options)  # type: ignore[misc]
+            check(self, model, *args, **options)
 
     ContinuousBatchingManager.switch_to_cb_friendly_attn = checked
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 from numpy.lib.stride_tricks import as_strided
+from tests.program.small import MODEL, program, weights
 from tests.quant.draws import encoded
 
 import isogemm
+from isogemm import blas
 from isogemm.base.arguments import number
 from isogemm.errors import AliasError, DTypeError, IsogemmError, LayoutError, OptionError, ShapeError
+from isogemm.lab import Candidate, interleave
 from isogemm.quant import QuantizedMatrix, load, quantize
 
 torch = pytest.importorskip("torch")
@@ -24,6 +28,7 @@ import isogemm.torch as iso  # noqa: E402
 
 W, X = np.ones((4, 64), np.float32), np.ones((3, 64), np.float32)
 TW, TX = torch.ones(4, 64), torch.ones(3, 64)
+FLAT = np.ones(16, np.float32)
 QUANTIZED = encoded(W, "Q4_0")
 from_bytes = isogemm.QuantizedMatrix.from_bytes
 
@@ -78,6 +83,19 @@ def model():
 
 def audit(providers: Any = ("numpy",), shapes: Any = ((4, 64),), **options: Any) -> Any:
     return isogemm.audit.run(providers, shapes, **{"sweep": [1, 2], "relations": ["rerun"], "speed": False, **options})
+
+
+def strided(count: Any) -> Any:
+    return blas.gemm_strided_batched("N", "N", 2, 2, 2, 1.0, FLAT, 2, FLAT, 2, 0.0, FLAT.copy(), 2, 0, 0, 4, count)
+
+
+def pointed(first: Any, last: Any) -> Any:
+    return blas.gemm_batched("N", "N", 2, 2, 2, 1.0, FLAT, 2, FLAT, 2, 0.0, FLAT.copy(), 2, first, [0], last)
+
+
+@cache
+def made() -> Any:
+    return program(phase="prefill")
 
 
 heads = torch.ones(1, 2, 3, 16)
@@ -139,12 +157,32 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "attention scale": lambda a: iso.scaled_dot_product_attention(heads, heads, heads, scale=a),
     "attention causal": lambda a: iso.attention(heads, heads, heads, causal=a),
     "attention start": lambda a: iso.attention(heads, heads, heads, start=a),
+    "grouped_linear counts": lambda a: iso.grouped_linear(TX, TW[None], a),
+    "grouped_linear count": lambda a: iso.grouped_linear(TX, TW[None], [a]),
+    "main_grad's grad_order": lambda a: iso.linear(TX, TW, main_grad=torch.zeros(4, 64), grad_order=a),
     "rope_tables n": lambda a: iso.reductions.rope_tables(torch.arange(3), a),
+    "rope_tables theta": lambda a: iso.reductions.rope_tables(torch.arange(3), 8, a),
+    "interleave blocks": lambda a: interleave([Candidate("one", lambda n: None)], blocks=a),
+    "interleave block_seconds": lambda a: interleave([Candidate("one", lambda n: None)], block_seconds=a),
+    "interleave pause": lambda a: interleave([Candidate("one", lambda n: None)], pause=a),
+    "blas m": lambda a: blas.gemm("N", "N", a, 1, 1, 1.0, FLAT, 1, FLAT, 1, 0.0, FLAT.copy(), 1),
+    "blas lda": lambda a: blas.gemm("N", "N", 2, 2, 1, 1.0, FLAT, 2, FLAT, 2, 0.0, FLAT.copy(), a),
+    "blas batch_count": lambda a: strided(a),
+    "blas offsets_a": lambda a: pointed(a, [0]),
+    "blas offsets_c": lambda a: pointed([0], a),
+    "tensor_cores m": lambda a: blas.tensor_cores(a, 4, 4),
+    "program load": isogemm.program.load,
+    "program model": lambda a: isogemm.program.lower(a, batch=1, tokens=2),
+    "program quantize": lambda a: program(quantize=a),
+    "program choices": lambda a: program(choices=a),
+    "program weights": lambda a: made().start(a),
+    "program weight": lambda a: made().start(weights(MODEL) | {"L0.wq": a}),
     "audit providers": lambda a: audit(providers=a),
     "audit shapes": lambda a: audit(shapes=a),
     "audit sweep": lambda a: audit(sweep=a),
     "audit dtype": lambda a: audit(dtype=a),
     "audit relations": lambda a: audit(relations=a),
+    "audit inputs": lambda a: audit(inputs=a),
     "audit.load": isogemm.audit.load,
     "audit.read_shapes": isogemm.audit.read_shapes,
     "audit.weights_of_file": isogemm.audit.weights_of_file,
@@ -152,7 +190,17 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 WORDS = re.compile(r"limit: .+; got: .*; nearest legal choice: ", re.DOTALL)
 # What means something there.
-SENSE = {"rope_tables n": ("a number that no machine has",), "audit shapes": ("None",), "audit sweep": ("None",)}
+SENSE = {
+    "rope_tables n": ("a number that no machine has",),
+    "rope_tables theta": ("a number", "a number that no machine has", "0-d", "0-d array"),
+    "audit shapes": ("None",),
+    "audit sweep": ("None",),
+    "interleave blocks": ("a number", "a number that no machine has"),
+    "interleave block_seconds": ("a number", "a number that no machine has", "0-d", "0-d array"),
+    "interleave pause": ("a number", "a number that no machine has", "0-d", "0-d array"),
+    "program quantize": ("None", "a dict"),
+    "program choices": ("None",),
+}
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's, about tensors of every kind

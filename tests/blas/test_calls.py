@@ -10,6 +10,7 @@ from tests.products import BF16, DTYPES, F32, assert_same, laid, layouts, poison
 
 import isogemm
 from isogemm import blas
+from isogemm.errors import ShapeError
 
 CANARY = np.float32(4096.0)  # exact in every dtype
 
@@ -213,3 +214,10 @@ def test_describe_batches():
     assert (call.first.stride, call.second.stride, call.out.stride) == (0, 35, 15)
     call = blas.describe(np.ones((4, 2, 5, 7), F32), np.ones((2, 7, 3), F32))
     assert (call.routine, call.first.offsets[:3], call.copies) == ("gemm_batched", (0, 21, 0), ())
+
+
+def test_sizes_beyond_63_bits_are_refused():
+    flat = np.zeros(16, np.float32)
+    for count in (2**62, 2**63, 2**70):
+        with pytest.raises(ShapeError, match=r"shape of A: limit: matrices whose elements 63 bits can count"):
+            blas.gemm_strided_batched("N", "N", 2, 2, 2, 1.0, flat, 2, flat, 2, 0.0, flat, 2, 0, 0, 4, count)

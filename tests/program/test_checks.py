@@ -46,6 +46,18 @@ def test_sizes_beyond_any_plan_are_refused_at_once(sizes, said):
         program(**sizes)
 
 
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"[]", b"\xff", None])
+@pytest.mark.parametrize("which", ["train_exec_plan.json", "layout_train.json"])
+def test_a_damaged_file_is_named(made, which, content, tmp_path):
+    file = made.save(tmp_path) / which
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(OptionError, match=r"layout|plan"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("side", [-1, 1])
 def test_one_byte_beside_any_tensor_is_found_in_its_operation(made, side):
     """Every tensor, before and behind: written by the first operation of its life, and named with it."""

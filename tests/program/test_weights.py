@@ -14,7 +14,7 @@ from tests.program.test_command import called, losses
 from tests.program.test_gpt2 import CONFIG as GPT2
 
 import isogemm
-from isogemm.errors import OptionError, ShapeError
+from isogemm.errors import DTypeError, OptionError, ShapeError
 from isogemm.program.model import decoder, is_turned
 from isogemm.quant import load
 
@@ -193,3 +193,20 @@ def test_blocks_do_not_train(tmp_path):
     file = load(tmp_path / "w.safetensors")
     with pytest.raises(OptionError, match=r"quantize: limit: a format, or a GGUF file"):
         program(LLAMA, phase="prefill", quantize=file)
+
+
+def test_weights_of_16_bits_are_what_they_were_and_others_are_not_cast():
+    torch = pytest.importorskip("torch")
+    made = program(LLAMA, phase="prefill")
+    given = {name: torch.from_numpy(x).bfloat16() for name, x in weights(LLAMA).items()}
+    wide = {name: x.float() for name, x in given.items()}
+    found, wanted = (made.start(x).logits(tokens(model=LLAMA)[0]) for x in (given, wide))
+    assert found.tobytes() == wanted.tobytes()
+    for other in (wide["L0.wq"].double(), wide["L0.wq"].int(), wide["L0.wq"].numpy().astype(complex)):
+        with pytest.raises(DTypeError, match=r"wq|q_proj"):
+            made.start(wide | {"L0.wq": other})
+
+
+def test_a_rotation_has_a_positive_base():
+    with pytest.raises(OptionError, match=r"rope_theta: limit: a positive number; got: 0"):
+        decoder(LLAMA.to_dict() | {"model_type": "llama", "rope_theta": 0})

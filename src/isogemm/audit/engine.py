@@ -67,7 +67,7 @@ def run(
     sweep: Sequence[int] | None = None,
     relations: Sequence[str] | None = None,
     full: bool = False,
-    inputs: str = "",
+    inputs: str | os.PathLike[str] = "",
     speed: bool = True,
     device: str = "cpu",
     memory: int | None = None,
@@ -96,7 +96,7 @@ def run(
         Names; by default all, on a CPU without those of streams and graphs.
     full : bool
         The long sweep (1 to 4096), longer timings, and without `shapes` more of them.
-    inputs : str
+    inputs : str or path
         A ``.npy`` file of activations [rows, k]; random heavy-tailed rows by default.
     speed : bool
         Time the providers against each other as well; on the CPU alone.
@@ -137,7 +137,7 @@ def run(
         scope=Scope.of(_sizes(sweep, full)),
         dtype=as_dtype(dtype).name,
         seed=_seed(seed),
-        activations=ActivationSource(inputs),
+        activations=ActivationSource(arguments.path("inputs", inputs, "'activations.npy'")),
         speed_sizes=(_FULL_SPEED if full else _QUICK_SPEED) if speed and place == "cpu" else (),
         speed_blocks=_FULL_BLOCKS if full else _QUICK_BLOCKS,
         memory=memory or _memory(),

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from ..api import dispatch
 from ..api.operands import Operands
+from ..base import arguments
 from ..base.dtypes import INT8, INT32
 from ..contract.spec import ContractLike
 from ..errors import LayoutError, OptionError, ShapeError
@@ -191,10 +192,8 @@ def gemm_batched(
     Each item has the bits that `gemm` gives it alone.
     """
     stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), contract, alpha, beta)
-    lists = [
-        [_whole(f"{name}[{i}]", x) for i, x in enumerate(offsets)]
-        for name, offsets in (("offsets_a", offsets_a), ("offsets_b", offsets_b), ("offsets_c", offsets_c))
-    ]
+    given = {"offsets_a": offsets_a, "offsets_b": offsets_b, "offsets_c": offsets_c}
+    lists = [[_whole(f"{name}[{i}]", x) for i, x in enumerate(_items(name, each))] for name, each in given.items()]
     if len({len(x) for x in lists}) > 1:
         limit = "one of A, B and C for each item"
         raise ShapeError("offsets", limit=limit, value=[len(x) for x in lists], nearest=[len(lists[0])] * 3)
@@ -236,12 +235,16 @@ class _Window:
             )
 
     def _view(self, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-        item = self.flat.itemsize
-        if 0 in shape:
-            return np.empty(shape, self.flat.dtype)
-        return as_strided(
-            self.flat[offset:], shape, tuple(s * item for s in strides), subok=True, writeable=self.flat.flags.writeable
-        )
+        item, writeable = self.flat.itemsize, self.flat.flags.writeable
+        try:
+            if 0 in shape:
+                return np.empty(shape, self.flat.dtype)
+            return as_strided(
+                self.flat[offset:], shape, tuple(s * item for s in strides), subok=True, writeable=writeable
+            )
+        except (ValueError, OverflowError) as error:
+            limit = "matrices whose elements 63 bits can count"
+            raise ShapeError(f"shape of {self.name}", limit=limit, value=list(shape), nearest=[0, 0]) from error
 
     def at(self, offset: int) -> Array:
         """op of the matrix at `offset`, as a view [rows, columns] of op's result."""
@@ -339,6 +342,13 @@ def _whole(name: str, value: Any) -> int:
         return operator.index(value)
     except TypeError as error:
         raise OptionError(name, limit="a whole number", value=repr(value), nearest=0) from error
+
+
+def _items(name: str, offsets: Any) -> list[Any]:
+    found = arguments.items(offsets)
+    if found is None:
+        raise OptionError(name, limit="an offset for each item", value=arguments.shown(offsets), nearest=[0])
+    return found
 
 
 def _wholes(name: str, *values: Any) -> list[int]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..base.arguments import extent
 from ..contract.modes import MODES, contract_of
-from ..errors import DTypeError, ShapeError
+from ..errors import DTypeError
 
 __all__ = ["BYTES", "TYPES", "Eligibility", "tensor_cores"]
 
@@ -86,14 +87,13 @@ def tensor_cores(
     """
     if dtype not in TYPES:
         raise DTypeError("dtype", limit=", ".join(TYPES), value=repr(dtype), nearest="float16")
-    for name, extent in (("m", m), ("n", n), ("k", k)):
-        if extent < 1:
-            raise ShapeError(name, limit="at least 1", value=extent, nearest=1)
+    for name, size in (("m", m), ("n", n), ("k", k)):
+        extent(name, size)
     contract_of(mode)
     refused = _refused(dtype, mode)
     several = BYTES // TYPES[dtype]
     row = f"no multiple of {several}: a row of {BYTES} bytes of {dtype}"
-    reasons = [f"{name} = {extent} is {row}" for name, extent in (("n", n), ("k", k)) if extent % several]
+    reasons = [f"{name} = {size} is {row}" for name, size in (("n", n), ("k", k)) if size % several]
     reasons += [
         f"a leading dimension of {ld} is {row}" for ld in dict.fromkeys(leading) if ld % several and ld not in (n, k)
     ]

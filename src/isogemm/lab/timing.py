@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..base import arguments
 from ..errors import LimitError, OptionError
 from .clock import WALL, Clock, Run
 
@@ -207,9 +208,9 @@ def _check(candidates: Sequence[Candidate], blocks: int, block_seconds: float, p
     names = [c.name for c in candidates]
     if not names or len(set(names)) < len(names):
         raise OptionError("candidates", limit="one or more, with different names", value=names, nearest="rename them")
-    if blocks < 1:
+    if arguments.whole("blocks", blocks) < 1:
         raise OptionError("blocks", limit="at least 1", value=blocks, nearest=1)
-    if not (math.isfinite(block_seconds) and block_seconds > 0):
+    if not 0 < arguments.number("block_seconds", block_seconds) < math.inf:
         raise OptionError("block_seconds", limit="a positive number", value=block_seconds, nearest=0.02)
-    if not (math.isfinite(pause) and pause >= 0):
+    if not 0 <= arguments.number("pause", pause) < math.inf:
         raise OptionError("pause", limit="zero or a positive number", value=pause, nearest=0.04)

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from ..backends.cpu.quant.layout import COLUMNS
-from ..base.arguments import extent
+from ..base.arguments import extent, shown
 from ..errors import OptionError, ShapeError
 from ..quant.encode import weight_format
 
@@ -104,6 +104,8 @@ class DecoderConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
                 raise OptionError(name, limit="a number of at least 0", value=repr(value), nearest=0.0)
+        if self.rope_theta == 0:
+            raise OptionError("rope_theta", limit="a positive number", value=self.rope_theta, nearest=10000.0)
         for name in ("tie_word_embeddings", "head_norms", "bias", "fused_qkv"):
             if not isinstance(getattr(self, name), bool):
                 raise OptionError(name, limit="True or False", value=repr(getattr(self, name)), nearest=False)
@@ -219,6 +221,9 @@ def decoder(given: Any) -> DecoderConfig:
     """
     if isinstance(given, DecoderConfig):
         return given
+    if not isinstance(given, dict) and not hasattr(given, "to_dict"):
+        limit = "a DecoderConfig, a dict like config.json, or a configuration of transformers"
+        raise OptionError("model", limit=limit, value=shown(given), nearest="model.config")
     data = dict(given) if isinstance(given, dict) else given.to_dict()
     kind = data.get("model_type", "qwen3")
     if kind == "gpt2":
@@ -233,7 +238,7 @@ def decoder(given: Any) -> DecoderConfig:
     for name, value, plain in (("rope_type", kind_of, "default"), ("partial_rotary_factor", whole, 1.0)):
         if value not in (plain, None):
             raise OptionError(name, limit=plain, value=value, nearest=plain)
-    theta = data.get("rope_theta") or rotation.get("rope_theta", 10000.0)
+    theta = rotation.get("rope_theta", 10000.0) if data.get("rope_theta") is None else data["rope_theta"]
     data["rope_theta"] = float(theta) if isinstance(theta, int) else theta
     _check_plain(data, {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "use_sliding_window": False})
     names = {field.name for field in fields(DecoderConfig)}

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.arguments import extent
+from ..base.arguments import extent, of_type, path
 from ..base.disk import write_whole
 from ..base.threads import get_num_threads
 from ..contract.attention import LEAF
@@ -69,7 +69,7 @@ class Program:
 
     def save(self, folder: str | Path) -> Path:
         """Write plan and layout; returns the folder."""
-        place = Path(folder)
+        place = Path(path("folder of a program", folder, "'plan'"))
         place.mkdir(parents=True, exist_ok=True)
         for name, data in ((PLAN_FILE, self.plan), (LAYOUT_FILE, self.layout)):
             write_whole(place / name[self.phase], json.dumps(data, indent=1) + "\n")
@@ -303,6 +303,7 @@ def lower(
         A value out of range, micro-batches that are no whole leaves, or rows that are no whole blocks.
     """
     made = decoder(model)
+    of_type("choices", choices, (Choices, type(None)), "a Choices", "None, for the planner's")
     count = get_num_threads() if threads is None else threads
     sizes = {"batch": batch, "tokens": tokens, "micro_batches": micro_batches, "leaf": leaf, "threads": count}
     for name, size in sizes.items():
@@ -331,16 +332,19 @@ def lower(
         raise ShapeError("leaf", limit=limit, value=leaf, nearest=nearest)
     if isinstance(quantize, TensorFile):
         quantize = file_formats(made, quantize)
-    patterns = {"*": quantize} if isinstance(quantize, str) else dict(quantize or {})
+    known = "a format of GGUF, formats by patterns of names, a file, or None"
+    patterns = of_type("quantize", {} if quantize is None else quantize, (str, Mapping), known, "'q8_0'")
+    patterns = {"*": patterns} if isinstance(patterns, str) else dict(patterns)
     formats = weight_formats(made, patterns, phase)
     about = {
         "model": made.to_dict(), "phase": phase, "batch": batch, "tokens": tokens, "micro_batches": micro_batches,
         "recompute": recompute, "attention_leaf": LEAF, "quantize": patterns,
     }  # fmt: skip
     graph = build(made, each, tokens, phase, count=batch * tokens, recompute=recompute, formats=formats)
-    chosen = choices or Choices(count, mode, _side_by_side(graph, leaf, count) if mode == "fast" else {})
-    lowered = lower_graph(graph, leaf, chosen.groups)
-    plan = make_plan(lowered, chosen, about)
+    if choices is None:
+        choices = Choices(count, mode, _side_by_side(graph, leaf, count) if mode == "fast" else {})
+    lowered = lower_graph(graph, leaf, choices.groups)
+    plan = make_plan(lowered, choices, about)
     return Program(made, graph, lowered, plan, make_layout(lowered.values, plan["ops"]))
 
 
@@ -352,12 +356,18 @@ def load(folder: str | Path) -> Program:
     OptionError
         A field is not what the schemas, the graph or the other fields say; the message names it and the reason.
     """
-    place = Path(folder)
+    place = Path(path("folder of a program", folder, "'plan'"))
     phase = next((phase for phase, name in PLAN_FILE.items() if (place / name).is_file()), None)
     if phase is None:
         raise OptionError("folder of a program", limit=" or ".join(PLAN_FILE.values()), value=place, nearest="lower")
-    plan, layout = (json.loads((place / name[phase]).read_text()) for name in (PLAN_FILE, LAYOUT_FILE))
-    return from_data(plan, layout)
+    return from_data(*(_read(place / name[phase]) for name in (PLAN_FILE, LAYOUT_FILE)))
+
+
+def _read(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise OptionError("file of a program", limit="JSON", value=f"{file} ({error})", nearest="lower") from error
 
 
 def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:

@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.arguments import of_type
+from ..base.dtypes import check_dtype
 from ..errors import OptionError, ShapeError
 from ..formats.gguf_reader import package
+from ..operands.views import array
 from ..quant.encode import quantize as encode
 from ..quant.matrix import QuantizedMatrix
 from ..quant.tensor_file import TensorFile
@@ -35,6 +38,7 @@ def stored_weights(
     dequantized. Raises OptionError or ShapeError: a weight is missing or has another shape or format, or a file is of
     another model.
     """
+    of_type("weights", given, Mapping, "arrays by their names", "model.state_dict()")
     names = _gguf_names(model, given) if _is_gguf(given) else {}
     if isinstance(given, TensorFile) and not names:
         _check_names(model, given)
@@ -44,7 +48,7 @@ def stored_weights(
         if found is None and not names and (found := given.get(known)) is not None and is_turned(known):
             if isinstance(found, QuantizedMatrix):  # its blocks lie along the other dimension
                 raise OptionError(f"{known} in blocks", limit="[n, k]", value="[k, n]", nearest=f"{name}, [n, k]")
-            found = np.asarray(found).T
+            found = array(known, found).T
         if found is None:
             raise OptionError("weights", limit="every weight of the model", value=f"no {label}", nearest=label)
         if isinstance(found, QuantizedMatrix) and name.startswith("embed") and not train:
@@ -131,8 +135,11 @@ def _order(model: DecoderConfig, name: str, rows: int) -> NDArray[np.int64]:
 
 
 def _stored(known: str, given: Any, shape: tuple[int, ...], dtype: str) -> NDArray[Any]:
-    """A weight as the layout has it: float32, or rows of blocks."""
-    found = given if isinstance(given, QuantizedMatrix) else np.asarray(given, np.float32)
+    """A weight as the layout has it: float32, in which 16 bits are what they were, or rows of blocks."""
+    found = given if isinstance(given, QuantizedMatrix) else array(known, given)
+    if not isinstance(found, QuantizedMatrix):
+        check_dtype(known, found.dtype)
+        found = np.asarray(found, np.float32)
     if found.shape != shape:
         raise ShapeError(known, limit=list(shape), value=list(found.shape), nearest=list(shape))
     if isinstance(found, QuantizedMatrix) and found.format.name != dtype:

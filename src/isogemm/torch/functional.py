@@ -163,10 +163,11 @@ def linear(
     else:
         _check_tensors(x=x, w=w, bias=bias)
         operator.check_no_ddp()
-        _check_buffer("main_grad", main_grad, w, contract, grad_order)
-        _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
+    named = options(contract, grad_order, out_dtype)
+    _check_buffer("main_grad", main_grad, w, contract, grad_order)
+    _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
     x, w = autocast(x, w)
-    return call_linear(x, w, bias, *options(contract, grad_order, out_dtype), main_grad, bias_main_grad)
+    return call_linear(x, w, bias, *named, main_grad, bias_main_grad)
 
 
 def grouped(
@@ -257,7 +258,10 @@ def _counts(counts: Any, groups: int) -> Tensor:
     """Lengths of groups as a tensor."""
     if not isinstance(counts, torch.Tensor):
         arguments.of_type("counts", counts, (list, tuple), "integers, one for each group", "counts.tolist()")
-        counts = torch.tensor([arguments.whole("counts", n) for n in counts], dtype=torch.int64)
+        lengths = [arguments.whole("counts", n) for n in counts]
+        if not all(abs(n) < 2**63 for n in lengths):
+            raise ShapeError("counts", limit="at most the rows of x", value=lengths, nearest=[0] * len(lengths))
+        counts = torch.tensor(lengths, dtype=torch.int64)
     if counts.dtype not in (torch.int32, torch.int64):
         raise DTypeError("counts", limit="int32 or int64", value=counts.dtype, nearest="counts.to(torch.int64)")
     if tuple(counts.shape) != (groups,):

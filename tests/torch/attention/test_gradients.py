@@ -190,6 +190,15 @@ def test_a_query_that_sees_nothing_has_no_gradient(dtype):
         assert not x.any()
 
 
+def test_heads_of_no_size_have_gradients_of_their_values():
+    """Every logit is 0: dv is dy's mean over the queries that see a key."""
+    q = torch.zeros(1, 2, 4, 0)
+    v, dy = drawn(1, 2, 3, 8, seed=1), drawn(1, 2, 4, 8, seed=2)
+    dq, dk, dv = taken(attention, [q, q[:, :, :3], v], dy)
+    assert (dq.shape, dk.shape) == ((1, 2, 4, 0), (1, 2, 3, 0))
+    torch.testing.assert_close(dv, (dy.sum(2, keepdim=True) / 3).expand(v.shape))
+
+
 def test_only_what_is_asked_for():
     q, k, v = operands(1, 2, 1, 4, 10, 8)
     want = taken(attention, [q, k, v], torch.ones_like(q))

@@ -101,6 +101,16 @@ def test_verify_of_a_module_by_rows():
         iso.verify(layer)
 
 
+class Wordy(torch.nn.Linear):
+    def forward(self, x):
+        return {"text": str(super().forward(x))}
+
+
+def test_verify_refuses_outputs_that_it_cannot_compare():
+    with pytest.raises(OptionError, match="Wordy"):
+        iso.verify(Wordy(8, 8), torch.randn(4, 8))
+
+
 @pytest.mark.parametrize("kind", ["gpt2", "gemma"])
 def test_the_way_back(kind):
     model = gpt2() if kind == "gpt2" else transformers.GemmaForCausalLM(transformers.GemmaConfig(**GEMMA)).eval()

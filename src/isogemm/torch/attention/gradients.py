@@ -55,6 +55,11 @@ class Forward:
     total: Tensor
     kept: Any = None  # of dropout: (entries, heads) to which probabilities stay, and the factor of those
 
+    @property
+    def scaled_by(self) -> float:
+        """What products of q and k are multiplied with."""
+        return max(self.q.shape[3], 1) ** -0.5 if self.scale is None else self.scale
+
 
 def gradients(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Tensor, Tensor]:
     """(dq, dk, dv), an empty tensor where it is not needed."""
@@ -99,7 +104,7 @@ def _fused(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Tensor
     d = call.q.shape[3]
     found = column("attention_gradients", "cuda").gradients(
         dy, call.q, call.k, call.v, call.y, call.m, call.total, c=float(factor(call.scale, d)),
-        scale=d**-0.5 if call.scale is None else call.scale, causal_offset=call.offset, start=start, stop=stop,
+        scale=call.scaled_by, causal_offset=call.offset, start=start, stop=stop,
         arithmetic=Contract.parse(call.contract).arithmetic, needs=needs,
     )  # fmt: skip
     if found is None:
@@ -171,7 +176,6 @@ def _block(
 ) -> tuple[Tensor | None, ...]:
     """(dq, dk, dv) of some heads: rows are [n, tq * groups, ...], keys [n, tk, ...]."""
     (q, dy, *_), (k, v) = rows, keys
-    scale = call.q.shape[3] ** -0.5 if call.scale is None else call.scale
     s = product_of(q, k.mT, call, out_dtype=torch.float32)
     dp = product_of(dy, v.mT, call, out_dtype=torch.float32) if needs[0] or needs[1] else None
     if s.is_cuda and call.softcap is None and keep is None:
@@ -179,8 +183,8 @@ def _block(
     else:
         p, ds = _steps(s, dp, rows, hidden, added, keep, call)
     return (
-        product_of(ds, k, call, scale) if needs[0] else None,
-        product_of(ds.mT, q, call, scale) if needs[1] else None,
+        product_of(ds, k, call, call.scaled_by) if needs[0] else None,
+        product_of(ds.mT, q, call, call.scaled_by) if needs[1] else None,
         product_of(p.mT, dy, call) if needs[2] else None,
     )
 
@@ -208,8 +212,7 @@ def logits(s: Tensor, hidden: Any, added: Any, call: Forward) -> tuple[Tensor, T
     if call.softcap is None:
         t = s.mul_(float(factor(call.scale, d)))
     else:
-        scale = d**-0.5 if call.scale is None else call.scale
-        h = reductions.sigmoid(s.mul_(float(np.float32(2 * scale / call.softcap)))).mul_(2).sub_(1)
+        h = reductions.sigmoid(s.mul_(float(np.float32(2 * call.scaled_by / call.softcap)))).mul_(2).sub_(1)
         t = h * float(np.float32(call.softcap * float(LOG2E)))
     if added is not None:
         t += added

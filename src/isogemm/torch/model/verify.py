@@ -64,7 +64,8 @@ def verify(model: Any, inputs: Tensor | None = None) -> Verification:
     Raises
     ------
     OptionError
-        No `inputs` for a module that is no language model of transformers, or fewer than 2 rows.
+        No `inputs` for a module that is no language model of transformers, fewer than 2 rows, or outputs that do not
+        have the rows of the inputs.
     """
     arguments.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "the model itself")
     config: Any = getattr(model, "config", None)
@@ -81,6 +82,9 @@ def verify(model: Any, inputs: Tensor | None = None) -> Verification:
     held, broken = [], {}
     with _evaluating(model):
         want = _run(model, relations.pop("alone"))
+        if "" not in want:
+            limit = "a model whose output has a row, of floats, for each of the inputs'"
+            raise OptionError("verify", limit=limit, value=type(model).__name__, nearest="a module of it that has")
         for name, calls in relations.items():
             where = _difference(model, calls, want)
             if where:
@@ -201,7 +205,7 @@ def _difference(model: Any, calls: _Calls, want: dict[str, Tensor]) -> str:
         got = _run(model, calls)
     except Exception as error:  # whatever a model of another library raises: it is what the caller wants to know
         return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    if _same(got[""], want[""]):
+    if "" in got and _same(got[""], want[""]):
         return ""
     for name, x in got.items():
         if name in want and x.shape[1:] == want[name].shape[1:] and not _same(x, want[name]):

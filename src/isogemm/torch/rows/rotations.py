@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...base import arguments
-from ...errors import ShapeError
+from ...errors import OptionError, ShapeError
 from .ops import along, together
 from .signature import integers
 
@@ -123,6 +123,7 @@ def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tens
     n : int
         Length of a head's row, even.
     theta : float
+        Positive.
 
     Returns
     -------
@@ -134,10 +135,14 @@ def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tens
         `n` is odd or negative.
     DTypeError
         `positions` are no integers.
+    OptionError
+        `theta` is zero, negative or not finite.
     """
     n, theta = arguments.whole("n", n), arguments.number("theta", theta)
     if n < 0 or n % 2:
         raise ShapeError("n", limit="an even number", value=n, nearest=max(0, n + 1))
+    if not 0 < theta < math.inf:
+        raise OptionError("theta", limit="a positive number", value=theta, nearest=10000.0)
     frequencies = [theta ** (-2.0 * j / n) for j in range(n // 2)]
     known: dict[int, list[list[float]]] = {}
     for p in integers("positions", positions, torch.device("cpu")).reshape(-1).tolist():

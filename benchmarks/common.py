@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import exp, log
 from pathlib import Path
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from isogemm.base.progress import Tell, progress_bar
-from isogemm.lab import relative_speed
+from isogemm.lab import Timing, read_json, relative_speed, verdict
 
 RESULTS = Path(__file__).parent / "results"
 STYLES = {"MET": "green", "NOT MET": "red", "AMBIGUOUS": "yellow", "NOT MEASURED": "dim"}
@@ -135,11 +135,17 @@ def counts_of(text: str, option: str) -> tuple[int, ...]:
     return tuple(dict.fromkeys(int(count) for count in text.split(",")))
 
 
+def told(**options: Any) -> tuple[str, ...]:
+    """Options as words: those that were given, True as a flag alone."""
+    found = ((f"--{name}", value) for name, value in options.items() if value)
+    return tuple(word for name, value in found for word in ([name] if value is True else [name, str(value)]))
+
+
 def repeated(benchmark: str, words: Sequence[str], *, seed: int = 0, quick: bool = False) -> str:
     """The line that measures one row again."""
     import shlex
 
-    options = [*words, *(["--seed", str(seed)] if seed else []), *["--quick"] * quick]
+    options = [*words, *told(seed=seed, quick=quick)]
     return f"python -m benchmarks.{benchmark} " + shlex.join(options)
 
 
@@ -156,12 +162,25 @@ def slug(name: str) -> str:
 
 def results_path(kind: str, machine: str) -> Path:
     """A new file in benchmarks/results."""
-    return RESULTS / f"{kind}-{slug(machine)}-{datetime.now(UTC):%Y-%m-%dT%H%MZ}.json"
+    return RESULTS / f"{kind}-{slug(machine.removeprefix('NVIDIA '))}-{datetime.now(UTC):%Y-%m-%dT%H%M%SZ}.json"
 
 
 def cpu_name(stamp: Mapping[str, Any]) -> str:
     """The processor of an environment's stamp."""
     return f"{stamp['cpu']['model']} {stamp['cpu']['core']}"
+
+
+def measured(path: Path) -> dict[str, Any]:
+    """What a results file holds; its ratios are of the samples, as today's are.
+
+    Older files have ratios of medians beside the same samples.
+    """
+    run = read_json(path)
+    for row in run["rows"]:
+        for v in row.get("verdicts") or ():
+            ours, peer = (Timing.of(v[x], row["timings"][v[x]]["samples"], 1) for x in ("ours", "peer"))
+            v |= asdict(verdict(ours, peer))
+    return run
 
 
 def listed(cases: Sequence[T]) -> Iterator[tuple[T, Callable[[int, int, str], None]]]:

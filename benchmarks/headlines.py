@@ -6,9 +6,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isogemm.lab import read_json
-
-from .common import RESULTS, cell, summarize
+from .common import RESULTS, cell, measured, summarize
+from .cpu.measure import of_threads
 from .gpu.cases import ALIGNED, PEER
 from .gpu.measure import against
 from .model.build import TORCH
@@ -24,11 +23,10 @@ CHOSEN = tuple(("2026-11-29", seed) for seed in (1091, 1092, 1093, 1111, 1112, 1
 TIMED = tuple(("2026-11-29", seed) for seed in (1101, 1102, 1121, 1122))
 CPU = {
     "AVX-512 (Zen 5)": "cpu-znver5-2026-11-26-random-5053.json",
-    "AVX-512 (Zen 4)": "cpu-znver4-2026-11-24-random-2027.json",
+    "AVX-512 (Zen 4)": "cpu-znver4-2026-11-28-random-2071.json",
     "AVX-512 (a Xeon)": "cpu-xeon-2026-11-29-random-2091.json",
     "AVX2 (Zen 3)": "cpu-znver3-2026-11-25-random-3032.json",
 }
-DRAWN = "drawn layers"
 COMPILED = "compiled decode compile-graph batch=8 tokens=1 layers=all"
 
 
@@ -80,11 +78,8 @@ def _drawn(names: Sequence[str]) -> str:
 
 
 def _cpu() -> str:
-    means = [
-        f"{next(g['mean'] for g in read_json(RESULTS / name)['groups'] if g['group'] == DRAWN):.2f} with "
-        f"{_link(vectors, name)}"
-        for vectors, name in CPU.items()
-    ]
+    found = {name: of_threads(_rows(name), 1)[0] for name in CPU.values()}
+    means = [f"{found[name]['mean']:.2f} with {_link(vectors, name)}" for vectors, name in CPU.items()]
     return (
         "**Speed on a CPU.** float32 layers of sizes drawn at random, on one thread, against the faster of NumPy and "
         f"torch, in the geometric mean: {', '.join(means[:-1])} and {means[-1]}."
@@ -92,7 +87,7 @@ def _cpu() -> str:
 
 
 def _rows(name: str) -> list[Mapping[str, Any]]:
-    return list(read_json(RESULTS / name)["rows"])
+    return list(measured(RESULTS / name)["rows"])
 
 
 def _link(words: str, name: str) -> str:

@@ -16,6 +16,7 @@ import vl_convert
 
 from isogemm.audit.figures import EQUAL_COLOUR
 from isogemm.audit.results import SCHEMA
+from isogemm.base.disk import write_whole
 from isogemm.lab import read_json
 from isogemm.lab.page import chart_spec, theme
 
@@ -74,7 +75,7 @@ def main(audit: Annotated[Path, typer.Argument(help="JSON of `isogemm audit`.")]
     PICTURES.mkdir(exist_ok=True)
     for tone in ("light", "dark"):
         drawn = picture(read_json(audit, schema=SCHEMA), SHOWN, dark=tone == "dark")
-        (PICTURES / f"agreement-{tone}.svg").write_text(drawn + "\n", encoding="utf-8")
+        write_whole(PICTURES / f"agreement-{tone}.svg", drawn + "\n")
 
 
 if __name__ == "__main__":

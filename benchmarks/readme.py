@@ -1,20 +1,23 @@
 """Put committed results into docs/performance.md, and three of their figures into the README.
 
-``python -m benchmarks.readme`` writes the README's lines; with files, ``benchmarks/results/*.json``, the page's too.
+``python -m benchmarks.readme`` computes all of it again from the files that the page names; with files, the sections
+that those are of come from those alone.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from isogemm.lab import read_json
+from isogemm.base.disk import write_whole
 
-from .common import cell, sources_text, wrapped
+from .common import cell, measured, sources_text, wrapped
 from .cpu.cases import RANDOM
+from .cpu.measure import against, of_threads
 from .gpu.readme import gpu_section
 from .headlines import headlines
 from .model.readme import model_section
@@ -44,13 +47,8 @@ LINES = (
 
 def ratios(rows: Sequence[Row], suite: str, ms: Sequence[int] | None, threads: int) -> list[float]:
     """Speed against the fastest peer of each row."""
-    found = []
-    for row in rows:
-        if row["suite"] == suite and row["threads"] == threads and (ms is None or row["m"] in ms):
-            against = [v["ratio"] for v in row["verdicts"] if v["peer"] in ("numpy", "torch")]
-            if against:
-                found.append(min(against))
-    return found
+    wanted = [x for x in rows if x["suite"] == suite and x["threads"] == threads and (ms is None or x["m"] in ms)]
+    return [speed for row in wanted if (speed := against(row, "fastest")) is not None]
 
 
 def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
@@ -90,10 +88,11 @@ def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Layers that nobody chose, by the vectors that they were compiled for; nothing where none were measured."""
     if not runs:
         return []
-    first = [run["rows"][0] for run in runs]
+    columns = [(run, threads) for run in runs for threads in sorted({row["threads"] for row in run["rows"]})]
+    first = [run["rows"][0] for run, _ in columns]
     targets = [row["plan"]["target"].split(",")[0].upper().replace("AVX512", "AVX-512") for row in first]
-    cores = [run["environment"]["cpu"]["core"] for run in runs]
-    counts = [f"{row['threads']} thread{'s' * (row['threads'] > 1)}" for row in first]
+    cores = [run["environment"]["cpu"]["core"] for run, _ in columns]
+    counts = [f"{threads} thread{'s' * (threads > 1)}" for _, threads in columns]
     how = {
         "cpu": "one thread in the processors' time",
         "quiet": "two by blocks in which they waited for no other program",
@@ -108,12 +107,12 @@ def _drawn(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         ),
         "",
         f"| | {' | '.join(map(', '.join, zip(targets, cores, counts, strict=True)))} |",
-        "|---" * (1 + len(runs)) + "|",
+        "|---" * (1 + len(columns)) + "|",
     ]
-    for group in runs[0]["groups"]:
-        found = [next(g for g in run["groups"] if g["group"] == group["group"]) for run in runs]
-        cells = (f"{g['mean']:.2f}, {g['low']:.2f}, {g['least']:.2f} of {g['cells']}" for g in found)
-        out.append(f"| {group['group']} | {' | '.join(cells)} |")
+    found = [of_threads(run["rows"], threads) for run, threads in columns]
+    for groups in zip(*found, strict=True):
+        cells = (f"{g['mean']:.2f}, {g['low']:.2f}, {g['least']:.2f} of {g['cells']}" for g in groups)
+        out.append(f"| {groups[0]['group']} | {' | '.join(cells)} |")
     return out
 
 
@@ -133,16 +132,24 @@ SECTIONS = (
 )
 
 
+def named(section: str) -> list[str]:
+    """The files that a generated section says it is from."""
+    return re.findall(r"`(benchmarks/results/[^`]+)`", section.split("From\n")[-1])
+
+
 def main(sources: Annotated[list[Path] | None, typer.Argument(help="JSON of benchmarks.")] = None) -> None:
     """Rewrite the page's generated sections after what the files hold, and the README's three figures."""
-    text = PAGE.read_text()
-    runs = {str(source.resolve().relative_to(ROOT.resolve())): read_json(source) for source in sources or ()}
+    text, top = PAGE.read_text(), headlines()
+    runs = {str(source.resolve().relative_to(ROOT.resolve())): measured(source) for source in sources or ()}
     for benchmark, mark, write in SECTIONS:
+        begin, end = marks(mark)
         chosen = {name: run for name, run in runs.items() if run.get("benchmark", "cpu") == benchmark}
+        if not sources:
+            chosen = {name: measured(ROOT / name) for name in named(text.split(begin)[1].split(end)[0])}
         if chosen:
-            text = between(text, marks(mark), write(list(chosen.values()), list(chosen)))
-    PAGE.write_text(text)
-    README.write_text(between(README.read_text(), HEADLINES, headlines()))
+            text = between(text, (begin, end), write(list(chosen.values()), list(chosen)))
+    write_whole(PAGE, text)
+    write_whole(README, between(README.read_text(), HEADLINES, top))
 
 
 def between(text: str, edges: tuple[str, str], content: str) -> str:

@@ -59,8 +59,8 @@ def test_the_readme_s_times_and_answers_are_those_of_the_committed_files():
 def test_every_table_is_what_its_committed_files_say(mark, write):
     begin, end = readme.marks(mark)
     section = readme.PAGE.read_text().split(begin)[1].split(end)[0]
-    names = re.findall(r"`(benchmarks/results/[^`]+)`", section.split("From\n")[-1])
-    assert section == write([readme.read_json(ROOT / name) for name in names], names)
+    names = readme.named(section)
+    assert section == write([readme.measured(ROOT / name) for name in names], names)
 
 
 def _of_an_index() -> str:

@@ -17,7 +17,9 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 
 @dataclass(frozen=True)
@@ -193,17 +195,21 @@ def run_broken() -> dict[str, int]:
     return {str(key): int(value) for key, value in found.items()}
 
 
-def main() -> int:
-    if sys.argv[1:] == ["--check"]:
+def main(
+    of_this: Annotated[bool, typer.Option("--check", help="Count the outputs of this package that differ.")] = False,
+) -> None:
+    """Break a copy of the package in each way, and say which breaks its bits show. Exits with 1 where one is unseen."""
+    if of_this:
         import isogemm
 
         print(json.dumps({"package": str(isogemm.__file__)} | check()))
-        return 0
+        return
     found = run_broken()
     for b in BREAKS:
         print(f"{'seen' if found[b.check] else 'UNSEEN':<7} {found[b.check]:>5} outputs  {b.file}: {b.name}")
-    return 0 if all(found[b.check] for b in BREAKS) else 1
+    if not all(found[b.check] for b in BREAKS):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    typer.run(main)

@@ -8,10 +8,12 @@ serves everywhere.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
+import typer
+
 from isogemm.backends.webgpu.kernels import KERNELS, code_of
+from isogemm.base.disk import write_whole
 
 TEMPLATE = Path(__file__).with_name("browser.html")
 ACROSS = {"gemv_transposed"}  # wants its weight stored [k, n]
@@ -36,8 +38,8 @@ def page() -> str:
 def write(path: Path) -> None:
     """Write the page there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page(), encoding="utf-8")
+    write_whole(path, page())
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    typer.run(write)

@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import typer
 
+from isogemm.base.disk import write_whole
 from isogemm.doctor.bank import MISTAKES
 from isogemm.doctor.case import GemmCall
 from isogemm.doctor.selftest import FORMS, drawn, planted, raced
@@ -73,6 +75,11 @@ def picture() -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-if __name__ == "__main__":
-    OUT.write_text(picture())
+def main() -> None:
+    """Write docs/pictures/mistakes.svg."""
+    write_whole(OUT, picture())
     print(OUT)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import ml_dtypes
 import numpy as np
+import typer
 
+from isogemm.base.disk import replacing
 from isogemm.contract import golden, reference
 from isogemm.contract.spec import Contract
 
@@ -27,13 +29,15 @@ def bits(arithmetic: str, dtype_a: str, dtype_b: str, case: golden.GoldenCase) -
 
 
 def main() -> None:
+    """Write the file of the package."""
     vectors = {}
     for names in golden.combinations():
         listed = golden.cases(names[0], small=golden.is_small(*names))
         vectors[" ".join(names)] = np.concatenate([bits(*names, case).ravel() for case in listed])
-    np.savez_compressed(golden.data_path(), **vectors)
+    with replacing(golden.data_path()) as path, path.open("wb") as file:
+        np.savez_compressed(file, **vectors)
     print(golden.data_path(), golden.data_path().stat().st_size, "bytes")
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from isogemm.base.disk import write_whole
 from isogemm.planner import tables
 from isogemm.planner.tables import dump, load
 from isogemm.planner.tuning import pose_key, readmit, tune
@@ -46,7 +47,7 @@ def main(words: list[str] | None = None, opened: Callable[[int], Any] | None = N
             products, sweep, chooser, bench, name=made.name, table=made, prepare=prepare, budget=given.time, again=True
         )
         print(f"{len(products) - left} of {len(products)} rows timed anew")
-    (given.out or given.table).write_text(dump(made), encoding="utf-8")
+    write_whole(given.out or given.table, dump(made))
     kernels = sum(len(entry.configs) for entry in made.admitted)
     print(f"{kernels} kernels and {len(made.library)} ranges of a library admitted, {len(refused)} refused")
     for line in refused:

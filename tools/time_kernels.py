@@ -85,6 +85,7 @@ def measure(drawn: Sequence[Case], seed: int, seconds: float, out: Path) -> None
             if time.monotonic() > end:
                 break
             file.write(json.dumps(_row(x, uses, bench)) + "\n")
+            file.flush()
 
 
 def regret(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -21,10 +21,9 @@ from ..common import (
     named_of,
     results_path,
     selected,
-    summarize,
 )  # fmt: skip
-from .cases import GROUPS, RANDOM, SUITES, Case, cases
-from .measure import CLOCKS, Machine, Settings, against, measure
+from .cases import DRAWN, RANDOM, SUITES, Case, cases
+from .measure import CLOCKS, Machine, Settings, measure, of_threads
 from .operands import PEERS, have_torch
 from .show import summary, table
 
@@ -41,7 +40,7 @@ def main(
     quick: Annotated[bool, typer.Option(help="Few short blocks: shows that all runs, decides little.")] = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the layers that are drawn.", min=0)] = 0,
     clock: Annotated[str, typer.Option(help="wall; on a busy machine cpu for 1 thread, quiet for more.")] = "wall",
-    count: Annotated[int, typer.Option(help="Layers to draw.", min=1)] = 60,
+    count: Annotated[int, typer.Option(help="Layers to draw.", min=1)] = DRAWN,
 ) -> None:
     """Time isogemm against its peers in interleaved blocks, check its bits, and hold both against the bars.
 
@@ -55,13 +54,14 @@ def main(
     if clock == "cpu" and counts != (1,):
         raise typer.BadParameter("cpu is for --threads 1: threads' times would be added", param_hint="--clock")
     settings = Settings.quickly(names, counts, seed) if quick else Settings(names, counts, seed=seed)
-    settings = replace(settings, clock=clock)
+    settings = replace(settings, clock=clock, count=count)
     if clock == "quiet":
         settings = replace(settings, block_seconds=min(settings.block_seconds, QUIET_SECONDS))
     rows, path = _run(chosen, settings, json)
     console = line_console(WIDTH)
     console.print(table(rows))
-    console.print(groups_text(summarize(rows, GROUPS, against)), soft_wrap=True)
+    for several in counts:
+        console.print(groups_text(of_threads(rows, several)), soft_wrap=True)
     console.print(summary(rows))
     console.print(f"rows: {path}", soft_wrap=True)
     if any(row["error"] or (row["correctness"] or {}).get("differing") for row in rows):
@@ -79,8 +79,7 @@ def _run(chosen: list[Case], settings: Settings, path: Path | None) -> tuple[lis
         for row in measure(case, settings, machine, report):
             rows.append(row)
             extra = {"clock": settings.clock, "thresholds": thresholds, "ceilings": machine.to_dict()}
-            groups = summarize(rows, GROUPS, against)
-            write_json(target, rows, environment=stamp, benchmark="cpu", groups=groups, **extra)
+            write_json(target, rows, environment=stamp, benchmark="cpu", **extra)
     return rows, target
 
 

@@ -159,9 +159,10 @@ SUITES = {
 
 
 RANDOM = "random"
+DRAWN = 60  # layers
 
 
-def cases(suites: Iterable[str], *, seed: int = 0, count: int = 60) -> list[Case]:
+def cases(suites: Iterable[str], *, seed: int = 0, count: int = DRAWN) -> list[Case]:
     """Every case of some suites; `seed` and `count` are those of the drawn ones."""
     return [case for name in suites for case in (_random(seed, count) if name == RANDOM else SUITES[name]())]
 

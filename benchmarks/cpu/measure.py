@@ -28,8 +28,8 @@ from isogemm.lab import (
     verdict,
 )
 
-from ..common import Bar, Row, least_speed, repeated, words_of
-from .cases import Case
+from ..common import Bar, Row, least_speed, repeated, summarize, told, words_of
+from .cases import DRAWN, GROUPS, Case
 from .operands import PEERS, Setup, build, compare
 from .processes import ReportedClock, process_candidates
 
@@ -51,6 +51,7 @@ class Settings:
     seed: int = 0
     quick: bool = False
     clock: str = "wall"
+    count: int = DRAWN
 
     @classmethod
     def quickly(cls, peers: tuple[str, ...], threads: tuple[int, ...], seed: int) -> Settings:
@@ -60,9 +61,12 @@ class Settings:
     def command(self, case: Case, threads: int) -> str:
         """The line that measures one row again."""
         words = ["--suite", case.suite, "--only", " ".join(case.words[1:])]
-        words += ["--threads", str(threads)] if threads else []
-        words += ["--peers", ",".join(self.peers)] if self.peers != PEERS else []
-        words += ["--clock", self.clock] if self.clock != "wall" else []
+        words += told(
+            threads=threads,
+            peers=",".join(self.peers) if self.peers != PEERS else "",
+            clock=self.clock if self.clock != "wall" else "",
+            count=self.count if self.count != DRAWN else 0,
+        )
         return repeated("cpu", words, seed=self.seed, quick=self.quick)
 
 
@@ -182,6 +186,11 @@ def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:
 def against(row: Row, peer: str) -> float | None:
     """Speed relative to a peer by the samples of a row; ``fastest`` is the faster of those that ran."""
     return least_speed(row, "isogemm", PEERS if peer == "fastest" else (peer,))
+
+
+def of_threads(rows: Sequence[Row], threads: int) -> list[dict[str, Any]]:
+    """`GROUPS` of the rows with so many threads."""
+    return summarize([row for row in rows if row["threads"] == threads], GROUPS, against)
 
 
 def _row(

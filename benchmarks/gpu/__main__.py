@@ -11,9 +11,9 @@ import typer
 from isogemm import set_tuning
 from isogemm.lab import environment, write_json
 
-from ..common import groups_text, line_console, listed, named_of, results_path, selected, summarize
-from .cases import GROUPS, RANDOM, SUITES, TUNED_GROUPS, Case, cases
-from .engine import CudaEngine, Engine
+from ..common import groups_text, line_console, listed, named_of, results_path, selected, summarize, told
+from .cases import DRAWN, GROUPS, RANDOM, SUITES, TUNED_GROUPS, Case, cases
+from .engine import Engine, open_engine
 from .measure import Settings, against, measure
 from .operands import Peers, Shelf
 from .peers import PEERS, load_peers
@@ -29,7 +29,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
-    count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = 200,
+    count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = DRAWN,
     tuned: Annotated[bool, typer.Option(help="Time kernels of drawn products ahead; else models choose.")] = False,
     bare: Annotated[bool, typer.Option(help="Without tables' rows: linears are chosen as drawn products are.")] = False,
 ) -> None:
@@ -39,12 +39,13 @@ def main(
     """
     names = list(SUITES) if suite == "all" else named_of(suite, [*SUITES, RANDOM], "--suite")
     chosen, console = selected(cases(names, seed=seed, count=count), only), line_console(WIDTH)
-    engine = _engine()
+    engine = open_engine()
     called, words = load_peers(peers)
     console.print(words, soft_wrap=True)
-    settings = Settings(seed=seed, peers=str(peers or ""))
+    options = told(peers=peers, tuned=tuned, bare=bare, count=count if count != DRAWN else 0)
+    settings = Settings(seed=seed, options=options)
     if quick:
-        settings = Settings(rounds=5, replay_seconds=3e-4, seed=seed, peers=str(peers or ""), quick=True)
+        settings = Settings(rounds=5, replay_seconds=3e-4, seed=seed, options=options, quick=True)
     set_tuning("off")  # what is measured does not change meanwhile
     if bare:
         engine.forget_tables()
@@ -83,17 +84,6 @@ def run(
         extra |= {"ceilings": ceilings, "groups": summarize(rows, TUNED_GROUPS if facts["tuned"] else GROUPS, against)}
         write_json(target, rows, environment=stamp, **extra)
     return {"rows": rows, **extra}, target
-
-
-def _engine() -> Engine:
-    """The CUDA device, or an exit that says what is missing."""
-    try:
-        import torch
-    except ImportError as error:
-        raise typer.BadParameter("this benchmark needs torch with CUDA: pip install 'isogemm[cuda]'") from error
-    if not torch.cuda.is_available():
-        raise typer.BadParameter("this benchmark needs an NVIDIA GPU; torch sees none")
-    return CudaEngine()
 
 
 if __name__ == "__main__":

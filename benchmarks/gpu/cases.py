@@ -183,10 +183,11 @@ def _overhead() -> list[Case]:
 
 
 RANDOM = "random"
+DRAWN = 200  # products
 SUITES = {"llm": _llm, "leaf": _leaf, "trees": _trees, "fp32": _fp32, "batched": _batched, "overhead": _overhead}
 
 
-def cases(suites: Iterable[str], *, seed: int = 0, count: int = 200) -> list[Case]:
+def cases(suites: Iterable[str], *, seed: int = 0, count: int = DRAWN) -> list[Case]:
     """Every case of some suites; `seed` and `count` are those of the drawn ones."""
     return [case for name in suites for case in (_random(seed, count) if name == RANDOM else SUITES[name]())]
 

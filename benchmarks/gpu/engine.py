@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
+import typer
+
 from isogemm.contract.spec import Contract
 from isogemm.lab import Clock, Run, SubmitClock, SyncClock, uncollected
 from isogemm.planner.tuning import Wanted, pose
@@ -16,7 +18,7 @@ from isogemm.problem.product import Product
 from .cases import Case
 from .operands import few_rows
 
-__all__ = ["CudaEngine", "Engine", "posed"]
+__all__ = ["CudaEngine", "Engine", "open_engine", "posed"]
 
 Thunk = Callable[[], Any]
 COPY_BYTES = 2 << 30
@@ -262,3 +264,14 @@ def _versions(*names: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def open_engine() -> CudaEngine:
+    """The CUDA device, or an exit that says what is missing."""
+    try:
+        import torch
+    except ImportError as error:
+        raise typer.BadParameter("this benchmark needs torch with CUDA: pip install 'isogemm[cuda]'") from error
+    if not torch.cuda.is_available():
+        raise typer.BadParameter("this benchmark needs an NVIDIA GPU; torch sees none")
+    return CudaEngine()

@@ -35,20 +35,19 @@ class Settings:
     replay_seconds : float
         About how long one replay of a graph is, and the least length of a block.
     seed : int
-    peers : str
-        The ``--peers`` that the command was given, for the line that repeats a row.
+    options : tuple of str
+        What the command was given beside, for the line that repeats a row.
     """
 
     rounds: int = 7
     replay_seconds: float = 1.5e-3
     seed: int = 0
-    peers: str = ""
+    options: tuple[str, ...] = ()
     quick: bool = False
 
     def command(self, case: Case) -> str:
         """The line that measures one row again."""
-        words = ["--suite", case.suite, "--only", " ".join(case.words[1:])]
-        words += ["--peers", self.peers] if self.peers else []
+        words = ["--suite", case.suite, "--only", " ".join(case.words[1:]), *self.options]
         return repeated("gpu", words, seed=self.seed, quick=self.quick)
 
 

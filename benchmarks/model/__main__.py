@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,8 +12,8 @@ from rich.console import Console
 
 from isogemm.lab import WallClock, environment, write_json
 
-from ..common import RESULTS, has_words, line_console, named_of, selected, slug
-from ..gpu.__main__ import _engine
+from ..common import has_words, line_console, named_of, results_path, selected
+from ..gpu.engine import open_engine
 from .build import Shelf
 from .cases import SUITES, Case, Sizes, cases, tiny
 from .measure import Settings, measure, wrong
@@ -48,7 +47,7 @@ def main(
     settings = Settings(seed=seed, compile_until=compile_until)
     if quick:
         settings = Settings(rounds=5, block_seconds=2e-3, seed=seed, quick=True, compile_until=compile_until)
-    engine = _engine() if device == "cuda" else HostEngine()
+    engine = open_engine() if device == "cuda" else HostEngine()
     listed = {case.name for words in profile.split(",") if words for case in chosen if has_words(case, words)}
     rows, path = run(chosen, settings, engine, Shelf(sizes, device, seed), out, console, listed)
     console.print(table(rows))
@@ -73,9 +72,8 @@ def run(
     """
     before = engine.facts()
     rows: list[dict[str, Any]] = []
-    stamp, name = environment(), slug(str(before["name"]).removeprefix("NVIDIA "))
-    progress = Console(stderr=True)
-    target = out or RESULTS / f"gpu-{name}-{datetime.now(UTC):%Y-%m-%d}-model.json"
+    stamp, progress = environment(), Console(stderr=True)
+    target = out or results_path("model", str(before["name"]))
     for case in chosen:
         measured, runs = measure(case, settings, engine, shelf)
         rows.append(measured)

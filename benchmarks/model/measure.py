@@ -107,7 +107,7 @@ def _model(case: Case, settings: Settings, engine: Any, shelf: Shelf) -> Made:
             else:
                 _first(made, name, engine)
     elif case.mode == "eager":
-        made.bits = _other_batches(case, shelf)
+        made.bits = _other_batches(case, shelf, made.absent)
     return made
 
 
@@ -124,7 +124,7 @@ def _train(case: Case, shelf: Shelf) -> Made:
     return made
 
 
-def _other_batches(case: Case, shelf: Shelf) -> dict[str, dict[str, int]]:
+def _other_batches(case: Case, shelf: Shelf, absent: dict[str, str]) -> dict[str, dict[str, int]]:
     """Differing bits of the logits of the first rows, between this batch and one with other rows beside them."""
     others = shelf.steps(case, 2 if case.phase == "prefill" else 7 if case.batch == 64 else 64)
     found = {}
@@ -132,7 +132,8 @@ def _other_batches(case: Case, shelf: Shelf) -> dict[str, dict[str, int]]:
         try:
             with step.scope():
                 here, there = step(0), others[name](0)
-        except Exception:  # the case itself says why
+        except Exception as error:
+            absent[f"{name}, bits in another batch"] = words_of(error)
             continue
         count = min(len(here), len(there))
         found[name] = {"differing": differing(here[:count], there[:count]), "checked": here[:count].numel()}

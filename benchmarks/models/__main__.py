@@ -29,7 +29,7 @@ def main(
     """Compare bits and times, and write every row as it is made. Exits with 1 when a bit differed that must not."""
     chosen, sizes = named_of(parts, list(PARTS), "--parts", every=True), Sizes(device, tiny, seed)
     facts = _facts(device)
-    ledger = Ledger(out or results_path("models", str(facts["device"]).removeprefix("NVIDIA ")), sizes, facts)
+    ledger = Ledger(out or results_path("models", str(facts["device"])), sizes, facts)
     ledger.say(f"rows: {ledger.path}")
     for name in chosen:
         module = importlib.import_module(f".{name}", __package__)

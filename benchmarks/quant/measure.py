@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from isogemm.formats.reference import decode
 from isogemm.lab import (
     WALL,
     Candidate,
-    Run,
+    CpuClock,
     StreamingRead,
     Timing,
     Work,
@@ -32,7 +31,7 @@ from isogemm.lab import (
 )
 from isogemm.quant import QuantizedMatrix
 
-from ..common import Worded, repeated
+from ..common import Worded, repeated, told
 from ..llama.cpu import Llama, Product
 
 __all__ = ["FORMATS", "IN_PLACE", "PEERS", "ROWS", "SHAPES", "Case", "Settings", "bar", "cases", "measure"]
@@ -74,24 +73,6 @@ class Settings:
     pause: float = 0.04
     seed: int = 0
     cpu_time: bool = False
-
-
-class CpuClock:
-    """The process's own time: what other programs take away does not count, what they do to caches and memory does.
-
-    For one thread: a thread that waits by spinning would count as one that works.
-    """
-
-    def elapsed(self, run: Run, first: int, calls: int) -> float:
-        """See `isogemm.lab.Clock`."""
-        start = time.process_time()
-        for i in range(first, first + calls):
-            run(i)
-        return time.process_time() - start
-
-    def pause(self, seconds: float) -> None:
-        """Sleep."""
-        time.sleep(seconds)
 
 
 def cases() -> list[Case]:
@@ -216,7 +197,7 @@ def _judged(case: Case, timings: Mapping[str, Timing]) -> dict[str, Any]:
 
 
 def _command(case: Case, threads: int, settings: Settings) -> str:
-    words = ["--only", " ".join(case.words), "--threads", str(threads)]
+    words = [*told(only=" ".join(case.words), threads=threads, blocks=settings.blocks)]
     words += ["--cpu-time"] * settings.cpu_time
     return repeated("quant", ["--llama", "BUILD", *words], seed=settings.seed)
 

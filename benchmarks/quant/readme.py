@@ -52,5 +52,4 @@ def _plural(threads: int) -> str:
 
 def _cell(rows: Sequence[Row]) -> str:
     """Against the faster peer of each row: geometric mean and range."""
-    ratios = [min(v["ratio"] for v in row["verdicts"] if v["peer"] in PEERS) for row in rows]
-    return cell(ratios)
+    return cell([min(v["ratio"] for v in row["verdicts"] if v["peer"] in PEERS) for row in rows])

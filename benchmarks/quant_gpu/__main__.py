@@ -12,9 +12,8 @@ import typer
 
 from isogemm.lab import environment, write_json
 
-from ..common import counts_of, groups_text, line_console, named_of, results_path
-from ..gpu.__main__ import _engine
-from ..gpu.engine import Engine
+from ..common import counts_of, groups_text, line_console, named_of, results_path, selected, told
+from ..gpu.engine import Engine, open_engine
 from ..llama.cuda import LlamaCuda
 from .cases import FORMATS, LAYERS, RANDOM, ROWS, SHAPES, Case, cases, drawn
 from .kernels import prepare
@@ -23,6 +22,7 @@ from .operands import LLAMA, Peers, Shelf
 from .peers import load_gemlite
 from .show import line, summary, table
 
+MANY = 60  # products that are drawn
 WIDTH = 360  # of the table, where the output is a file or a pipe
 SHAPE_WORDS = ",".join(f"{n}x{k}" for n, k in SHAPES)
 
@@ -35,11 +35,12 @@ def main(
     llama: Annotated[Path | None, typer.Option(help="What benchmarks.llama.build made.")] = None,
     gemlite: Annotated[bool, typer.Option(help="Time GemLite too, where it is installed.")] = True,
     configs: Annotated[Path | None, typer.Option(help="GemLite's configurations: used, and added to.")] = None,
+    only: Annotated[str, typer.Option(help="Words that a case has to have: 'Q4_K m=1', 'n=4096'.")] = "",
     out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
     seconds: Annotated[float, typer.Option(help="Begin no case after so long; 0 for no limit.", min=0)] = 0.0,
     quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
-    count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = 60,
+    count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = MANY,
 ) -> None:
     """Time isogemm and the others in interleaved CUDA graphs, check isogemm's bits, and hold it against the bars.
 
@@ -47,16 +48,16 @@ def main(
     Exits with 1 when a case failed or a bit differed. A bar that was not met is a result, not a failure.
     """
     random, start = named_of(suite, [LAYERS, RANDOM], "--suite") == [RANDOM], time.monotonic()
-    chosen = drawn(seed, count) if random else _chosen(formats, m, shapes)
+    chosen = selected(drawn(seed, count) if random else _chosen(formats, m, shapes), only)
     console = line_console(WIDTH)
-    engine = _engine()
+    engine = open_engine()
     if random:
         prepare(chosen, seconds=seconds / 2 if seconds else 240.0)
     peers, facts = _peers(llama, configs if gemlite else None, gemlite and not random)
     for words in facts.values():
         console.print(words, soft_wrap=True)
-    options = (*(("--llama", str(llama)) if llama else ()), *(("--configs", str(configs)) if configs else ()))
-    settings = Settings(5, 3e-4, seed, (*options, "--quick")) if quick else Settings(seed=seed, options=options)
+    options = told(llama=llama, configs=configs, count=count if random and count != MANY else 0, quick=quick)
+    settings = Settings(5, 3e-4, seed, options) if quick else Settings(seed=seed, options=options)
     rows, path = run(chosen, settings, engine, peers, out, facts, start + seconds if seconds else None)
     console.print(table(rows))
     console.print(groups_text(groups(rows)), soft_wrap=True)
@@ -87,7 +88,7 @@ def run(
             break
         rows.append(measure(case, settings, engine, shelf, ceilings))
         typer.echo(line(rows[-1]))
-        device = {"before": before, "after": engine.facts() if case is chosen[-1] else None}
+        device = {"before": before, "after": engine.facts()}
         write_json(
             target, rows, environment=stamp, benchmark="quant_gpu", device=device, ceilings=ceilings,
             peers=dict(facts), groups=groups(rows),

@@ -9,10 +9,10 @@ from typing import Any
 
 from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, verdict
 
-from ..common import graph_calls, least_speed, repeated, summarize, words_of
+from ..common import graph_calls, least_speed, repeated, summarize, told, words_of
 from ..gpu.engine import Engine
 from ..gpu.measure import judge
-from .cases import FP32, GROUPS, OURS, PLAIN, PLAIN_FP32, Q8, Case
+from .cases import FP32, GROUPS, OURS, PLAIN, PLAIN_FP32, Q8, RANDOM, Case
 from .kernels import kernel_of
 from .operands import LLAMA, TORCH, Call, Setup, Shelf, build
 from .peers import GEMLITE
@@ -46,8 +46,10 @@ class Settings:
 
     def command(self, case: Case) -> str:
         """The line that measures one row again."""
-        words = ["--formats", case.format, "--m", str(case.m), "--shapes", f"{case.n}x{case.k}", *self.options]
-        return repeated("quant_gpu", words, seed=self.seed)
+        case_words = told(formats=case.format, m=case.m, shapes=f"{case.n}x{case.k}")
+        if case.suite == RANDOM:
+            case_words = told(suite=RANDOM, only=case.name)
+        return repeated("quant_gpu", [*case_words, *self.options], seed=self.seed)
 
 
 def measure(

@@ -11,7 +11,7 @@ from typing import Any
 
 from isogemm.lab import Timing, row, verdict
 
-from ..common import repeated, words_of
+from ..common import repeated, told, words_of
 from ..gpu.bits import differing
 from ..gpu.engine import CudaEngine
 from ..model.__main__ import HostEngine
@@ -64,6 +64,11 @@ class Settings:
     quick: bool = False
     seed: int = 0
     started: float = field(default_factory=time.time)
+
+    def command(self, case: Case) -> str:
+        """The line that measures one row again."""
+        words = told(only=" ".join(case.words[1:]), tp=self.size, transports=",".join(self.transports))
+        return repeated("ranks", ["model", *words], quick=self.quick)
 
     def elapsed(self) -> float:
         """Seconds since the start, the same on all processes of a machine."""
@@ -179,7 +184,7 @@ class Bench:
         peer = _fastest(timings)
         facts = {key: value for key, value in asdict(case).items() if key != "bars"}
         return row(
-            case.name, command=repeated("ranks", ["model", "--only", " ".join(case.words[1:])], quick=settings.quick),
+            case.name, command=settings.command(case),
             timings=timings, verdicts=[verdict(t, peer) for t in timings.values() if t is not peer],
             tokens_per_second={name: case.count / t.median for name, t in timings.items()},
             bars=_bars(case, timings, peer), launches=launches, absent=absent, first_call_seconds=first,

@@ -60,6 +60,7 @@ def _rank(rank: int, world: int, where: str, hf: str, sizes: list[int], options:
     import torch
     import torch.distributed as dist
 
+    from isogemm.operands.tensors import words
     from isogemm.torch.distributed import Ranks
 
     device, dtype = options["device"], options["dtype"]
@@ -75,7 +76,7 @@ def _rank(rank: int, world: int, where: str, hf: str, sizes: list[int], options:
         if rank < size:
             made = _step(load(hf, random=True, dtype=dtype, device=device), Ranks(group, ORDER), options["length"])
             pairs = zip(made, want, strict=True)
-            differing = sum(int((x.view(torch.int16) != y.view(torch.int16)).sum()) for x, y in pairs)
+            differing = sum(int((words(x) != words(y)).sum()) for x, y in pairs)
             total = torch.tensor([differing, sum(x.numel() for x in made)], device=want[0].device)
             parts = Ranks(group, ORDER).gather(total, "the outcome")
             if rank == 0:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +17,7 @@ from rich.table import Table
 
 from isogemm.lab import environment, row, verdict, write_json
 
-from ..common import RESULTS, ratio_text, repeated, selected, slug
+from ..common import ratio_text, repeated, results_path, selected
 from ..gpu.bits import differing
 from ..gpu.engine import CudaEngine
 from .launch import World, interleaved, launch
@@ -66,7 +65,7 @@ def measure(world: World, cases: tuple[Layer, ...], quick: bool, out: Path | Non
     import torch
 
     name = torch.cuda.get_device_name().removeprefix("NVIDIA ")
-    target = out or RESULTS / f"ranks-{slug(name)}-{datetime.now(UTC):%Y-%m-%d}-layers.json"
+    target = out or results_path("ranks-layers", name)
     facts = {"benchmark": "ranks layers", "device": f"{world.size} x {name}"}
     engine, rows, console = CudaEngine(), [], Console(width=200)
     for case in cases:

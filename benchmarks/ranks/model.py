@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +16,7 @@ from rich.console import Console
 
 from isogemm.lab import environment, write_json
 
-from ..common import RESULTS, named_of, selected, slug, words_of
+from ..common import named_of, results_path, selected, words_of
 from ..model.cases import Case, Sizes, tiny
 from .bench import Bench, Settings
 from .launch import World, launch
@@ -63,7 +62,7 @@ def measure(world: World, settings: Settings, out: Path | None, stamp: dict[str,
 
     bench = Bench(world, settings)
     name = torch.cuda.get_device_name().removeprefix("NVIDIA ") if world.device == "cuda" else "cpu"
-    target = out or RESULTS / f"ranks-{slug(name)}-{datetime.now(UTC):%Y-%m-%d}-model.json"
+    target = out or results_path("ranks-model", name)
     facts = {"benchmark": "ranks model", "device": f"{world.size} x {name}", "model": settings.sizes.model}
     rows, console = [], Console(width=200)
     for done in _rows(bench, settings):

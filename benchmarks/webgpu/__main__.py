@@ -23,8 +23,8 @@ from isogemm.backends.webgpu.kernels import KERNELS
 
 from .ceilings import ceilings
 from .chapter import chapter
-from .peers import beside
-from .products import admissions, kernels, library, operands
+from .peers import peers_of
+from .products import Operands, admissions, kernels, library, operands
 from .rounds import Bench, Timed
 from .sweep import block_names, gemm_names, gemv_names, narrow_names
 
@@ -100,8 +100,13 @@ def gemms(bench: Bench, divide: int, sweep: bool, peers: Path | None) -> None:
             names = best.get(f"{dtype}{across}") if sweep and largest else None
             found = kernels(bench, product, held, names or gemm_names(sweep, dtype)[first:], dtype)
             best[f"{dtype}{across}"] = [x.kernel for x in found][:6]
-            if across and peers is not None:
-                bench.tried("peers", partial(beside, bench, held, product, peers))
+            if across and peers is not None and found:
+                bench.tried("peers", partial(beside, bench, held, f"{product} beside peers", found[0].kernel, peers))
+
+
+def beside(bench: Bench, held: Operands, product: str, ours: str, folder: Path) -> None:
+    """The best of our kernels and the peers, in turns."""
+    kernels(bench, product, held, [ours], "float32", peers_of(bench, held, product, folder))
 
 
 def met(bench: Bench) -> Iterator[tuple[str, float | None, float]]:

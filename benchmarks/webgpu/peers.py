@@ -15,12 +15,12 @@ from isogemm.backends.webgpu.trusted import TRUSTED
 
 from ..common import words_of
 from .products import Operands
-from .rounds import Bench, Make, Timed, bound_launch, told
+from .rounds import Bench, Make, Timed, bound_launch
 
 
-def beside(bench: Bench, held: Operands, product: str, folder: Path) -> None:
-    """Peers on the same operands, without wgpu's checks, with which they are 40 times slower and more."""
-    size, adapter, candidates = held.n, bench.adapter, []
+def peers_of(bench: Bench, held: Operands, product: str, folder: Path) -> list[tuple[Timed, Make]]:
+    """Those on the same operands, without wgpu's checks, with which they are 40 times slower and more."""
+    size, adapter, candidates = held.n, bench.adapter, list[tuple[Timed, Make]]()
     for peer in json_of.loads((folder / "peers.json").read_text()):
         if peer.get("sizes") and size not in peer["sizes"]:
             continue
@@ -42,9 +42,7 @@ def beside(bench: Bench, held: Operands, product: str, folder: Path) -> None:
             row.error = words_of(error)
             bench.rows.append(row)
             bench.say(f"{name}: {row.error}")
-    bench.timed(candidates, len(held.weights))
-    told(bench, product, [row for row, _ in candidates], 12)
-    bench.save()
+    return candidates
 
 
 def peer_make(adapter: Any, peer: dict[str, Any], code: str, held: Operands, size: int) -> tuple[Make, Any]:

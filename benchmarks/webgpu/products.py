@@ -120,8 +120,11 @@ def check(bench: Bench, row: Timed, held: Operands, contract: str, out: Any) -> 
     row.differing = differing(out[:rows, :columns].numpy(), want)
 
 
-def kernels(bench: Bench, product: str, held: Operands, names: Sequence[str], dtype: str) -> list[Timed]:
-    """Kernels of one product by name."""
+def kernels(
+    bench: Bench, product: str, held: Operands, names: Sequence[str], dtype: str,
+    peers: Sequence[tuple[Timed, Make]] = (),
+) -> list[Timed]:  # fmt: skip
+    """Kernels of one product by name, in turns with peers."""
     (m, k), n = held.x.shape, held.n
     contract = {"chain": "fma/chain", "lanes": "fma/lanes32", "integers": "int32/chain"}
     types = ("float32" if held.w is None else dtype, dtype)
@@ -144,10 +147,10 @@ def kernels(bench: Bench, product: str, held: Operands, names: Sequence[str], dt
                 continue
             found.append(row)
             candidates.append((row, make))
-        bench.timed(candidates, len(held.weights))
+        bench.timed([*candidates, *peers], len(held.weights))
     if bench.late():
         bench.say(f"{product}: {len(asked) - len(found)} of {len(asked)} kernels left out")
-    told(bench, product, found)
+    told(bench, product, [*found, *(row for row, _ in peers)], 12 if peers else 6)
     bench.save()
     return sorted((row for row in found if row.seconds and row.fused), key=lambda x: x.best)  # refused ones too
 

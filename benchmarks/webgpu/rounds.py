@@ -161,8 +161,8 @@ class Bench:
                 row.error = words_of(error)
                 self.say(f"{row.product} {row.kernel}: {row.error}")
         clock = self.warm()
-        for _ in range(rounds):
-            for row, launches, calls in ready:
+        for first in range(rounds):
+            for row, launches, calls in (*ready[first % len(ready) :], *ready[: first % len(ready)]) if ready else ():
                 row.seconds.append(self.seconds(launches) / calls)
         clock = min(clock, self.warm())
         for row, _, _ in ready:

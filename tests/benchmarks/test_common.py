@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 
 import pytest
-from benchmarks.common import Group, groups_text, summarize
+from benchmarks.common import Group, groups_text, measured, summarize, told
 from benchmarks.cpu.cases import Case
 from benchmarks.cpu.operands import build
 from benchmarks.draw import of_cpus, of_gpus
 
-from isogemm.lab import rotation
+from isogemm import lab
+from isogemm.lab import Timing, rotation, verdict
 
 ALL = Group("all", "them", lambda row: True, 1.0, low=0.9, least=0.5)
 
@@ -67,3 +69,18 @@ def test_a_group_is_met_when_all_of_its_bars_are(ratios, result):
     assert found["result"] == result
     assert found["cells"] == len(ratios)
     assert ("(bars 1, 0.9, 0.5: " in groups_text([found]).plain) == bool(ratios)
+
+
+def test_ratios_are_of_the_samples_whatever_a_file_says(tmp_path):
+    times = {"ours": Timing.of("ours", [1.0, 2.0, 4.0], 1), "peer": Timing.of("peer", [3.0, 4.0, 4.0], 1)}
+    row = lab.row("a", command="", timings=times, verdicts=[verdict(times["ours"], times["peer"])])
+    row["verdicts"][0] |= {"ratio": 9.0, "low": 8.0, "word": "EQUAL"}
+    lab.write_json(tmp_path / "r.json", [row, lab.row("b", command="", timings={})], environment={})
+    first, last = measured(tmp_path / "r.json")["rows"]
+    assert first["verdicts"] == [asdict(verdict(times["ours"], times["peer"]))]
+    assert first["verdicts"][0]["ratio"] == 2.0
+    assert last["verdicts"] == []
+
+
+def test_options_in_words():
+    assert told(tuned=True, bare=False, peers=None, count=3, only="a b") == ("--tuned", "--count", "3", "--only", "a b")

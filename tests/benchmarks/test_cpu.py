@@ -9,7 +9,7 @@ from benchmarks.common import Bar, selected
 from benchmarks.cpu import __main__ as cpu
 from benchmarks.cpu import measure
 from benchmarks.cpu.cases import RANDOM, SUITES, Case, cases
-from benchmarks.cpu.measure import Machine, Settings, judge
+from benchmarks.cpu.measure import Machine, Settings, judge, of_threads
 from benchmarks.cpu.operands import build, compare
 from benchmarks.cpu.processes import ReportedClock
 from benchmarks.cpu.show import summary, table
@@ -210,3 +210,13 @@ def test_rows_of_every_kind_can_be_shown():
 def test_help_starts_without_torch():
     code = "import sys, benchmarks.cpu; print('torch' in sys.modules)"
     assert python("-c", code).strip() == "False"
+
+
+def test_layers_are_judged_at_each_thread_count_alone():
+    def layer(threads, seconds):
+        timings = {"isogemm": {"samples": [1.0] * 5}, "numpy": {"samples": [seconds] * 5}}
+        return {"suite": RANDOM, "form": "linear", "m": 2, "rotated": True, "threads": threads, "timings": timings}
+
+    rows = [layer(1, 2.0), layer(2, 8.0)]
+    assert [of_threads(rows, threads)[0]["least"] for threads in (1, 2)] == [2.0, 8.0]
+    assert [of_threads(rows, threads)[0]["cells"] for threads in (1, 2)] == [1, 1]

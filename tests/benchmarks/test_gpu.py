@@ -300,7 +300,7 @@ def test_an_absent_peer_is_said(tmp_path):
 def command(monkeypatch):
     monkeypatch.setattr(gpu, "SUITES", {"llm": None})
     monkeypatch.setattr(gpu, "cases", lambda suites, **_: [TINY["linear"]])
-    monkeypatch.setattr(gpu, "_engine", HostEngine)
+    monkeypatch.setattr(gpu, "open_engine", HostEngine)
     app = Typer()
     app.command()(gpu.main)
     return lambda *words: CliRunner().invoke(app, ["--quick", *words])
@@ -342,6 +342,7 @@ def test_products_are_timed_ahead_if_asked_for_and_never_meanwhile(suite, words,
     assert isogemm.get_tuning() == 0
     kept = read_json(tmp_path / "r.json")
     assert [kept["tuned"], kept["bare"]] == ["--tuned" in words, "--bare" in words]
+    assert set(words) == {"--tuned", "--bare"} & set(kept["rows"][0]["command"].split())
     aligned = next(group for group in kept["groups"] if group["group"].startswith("drawn, 16 bits, N and K"))
     assert aligned["bars"] == ([1.05, 0.95, 0.85] if "--tuned" in words else [1.0, 0.9, 0.0])
 

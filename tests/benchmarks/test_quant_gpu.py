@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
+from benchmarks.common import selected
 from benchmarks.llama.build import stubs, undefined
 from benchmarks.llama.cuda import LlamaCuda
 from benchmarks.quant_gpu import __main__ as quant_gpu
@@ -186,6 +188,14 @@ def test_drawn_products_are_of_every_format_and_more_begin_with_the_same_ones():
     assert all(512 <= size <= 16384 and size % 256 == 0 for case in more for size in (case.n, case.k))
     assert all(1 <= case.m <= 512 for case in more)
     assert not any(case.fp32 or case.bars for case in more)
+
+
+def test_the_line_of_a_drawn_row_draws_it_again():
+    cases = drawn(3, 60)
+    for case in cases:
+        words = shlex.split(Settings(seed=3).command(case))
+        assert words[3:5] + words[7:] == ["--suite", RANDOM, "--seed", "3"]
+        assert selected(cases, words[6]) == [case]
 
 
 def test_drawn_products_are_grouped_by_bits_and_rows():
@@ -398,7 +408,7 @@ def test_what_a_linker_misses_becomes_symbols_that_abort():
 
 @pytest.fixture
 def command(monkeypatch):
-    monkeypatch.setattr(quant_gpu, "_engine", HostEngine)
+    monkeypatch.setattr(quant_gpu, "open_engine", HostEngine)
     app = Typer()
     app.command()(quant_gpu.main)
     words = ("--formats", "Q8_0", "--m", "1,2", "--shapes", "16x64", "--quick", "--no-gemlite")

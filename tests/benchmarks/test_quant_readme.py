@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from benchmarks.quant.readme import quant_section
 
-from benchmarks import readme
-from isogemm.lab import read_json
-
 
 def row(name, m, threads, ratios, differing=0):
     verdicts = [{"peer": peer, "ratio": ratio} for peer, ratio in ratios.items()]
@@ -30,12 +27,3 @@ def test_the_faster_peer_counts_and_later_files_replace_rows():
     for words in ("ggml 1.2", "A CPU (fast)", "M = 1, 2 threads", "`one.json`, `two.json`."):
         assert words in " ".join(text.split())
     assert ", 7 differed" in quant_section([first], ["one.json"])
-
-
-def test_the_page_has_what_the_committed_files_say():
-    text = readme.PAGE.read_text()
-    assert all(text.count(mark) == 1 for mark in readme.marks("quant "))
-    section = text.split(readme.marks("quant ")[0])[1].split(readme.marks("quant ")[1])[0]
-    names = [words.strip("`,.\n") for words in section.split("From\n")[1].split()]
-    runs = [read_json(readme.ROOT / name) for name in names]
-    assert section == quant_section(runs, names)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from isogemm.base import disk
+from isogemm.errors import OptionError
 
 
 def names(folder: Path) -> list[str]:
@@ -94,6 +95,26 @@ def test_a_file_that_must_not_be_written_is_not(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "access", lambda path, mode, **_: mode != os.W_OK)  # root may
     with pytest.raises(PermissionError):
         disk.check_room(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(("value", "lines"), [("1", 0), ("0", 1)])
+def test_what_is_not_kept_is_said_once_where_it_may_be(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, value: str, lines: int
+) -> None:
+    monkeypatch.setenv("ISOGEMM_QUIET", value)
+    monkeypatch.setattr(disk, "_said", set())
+    disk.say_not_kept("kernels", "no room")
+    disk.say_not_kept("kernels", "no room")
+    assert len(capsys.readouterr().err.splitlines()) == lines
+
+
+@pytest.mark.parametrize("content", [None, b"{", b"[]", b"\xff", b"[" * 100_000])
+def test_what_is_no_object_of_json_is_named(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(OptionError, match=rf"config: limit: .*{path}"):
+        disk.read_object("config", path, "another")
 
 
 def test_what_is_kept_comes_back_or_nothing_does(tmp_path: Path) -> None:

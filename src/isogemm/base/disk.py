@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import stat
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from ..errors import OptionError
+from .progress import say
 
 _CHECK = hashlib.sha256().digest_size
 # Where a name stands for something that is open already, nothing can be replaced.
@@ -51,7 +54,7 @@ def replacing(path: str | Path, *, lasting: bool = True) -> Iterator[Path]:
     `lasting` the file is on the disk before it has its name, so that it is whole after a power failure too. Raises
     OSError, the system's; the file that was there is as it was.
     """
-    if _is_special(path):
+    if is_special(path):
         yield Path(path)
         return
     target = Path(os.path.realpath(path))
@@ -108,7 +111,7 @@ def check_room(path: str | Path) -> None:
     if os.path.exists(path) and (os.path.isdir(path) or not os.access(path, os.W_OK)):
         kind: type[OSError] = IsADirectoryError if os.path.isdir(path) else PermissionError
         raise kind(f"not to be written: {os.fspath(path)!r}")
-    if _is_special(path):
+    if is_special(path):
         return
     folder = Path(os.path.realpath(path)).parent
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -121,6 +124,35 @@ def check_room(path: str | Path) -> None:
         for parent in made:
             with suppress(OSError):
                 parent.rmdir()
+
+
+def cannot_write(path: str | Path, why: object, name: str) -> OptionError:
+    """The error for a file that cannot be written; `name` is a file's in the folder, where `path` is one."""
+    path = Path(path)
+    nearest = str(path / name) if path.is_dir() else path.name
+    return OptionError("cannot write", limit="a writable file", value=str(why), nearest=nearest)
+
+
+@contextmanager
+def writing(path: str | Path, name: str = "report.json") -> Iterator[None]:
+    """What the system says of a file that is tried or written within becomes the error of `cannot_write`."""
+    try:
+        yield
+    except BrokenPipeError:  # of a reader that has left: no fault of the path
+        raise
+    except OSError as error:
+        raise cannot_write(path, error, name) from error
+
+
+def read_object(what: str, path: str | Path, nearest: object) -> dict[str, Any]:
+    """The object in a file of JSON. Raises OptionError, which names the file: it has none, or cannot be read."""
+    try:
+        found, why = json.loads(Path(path).read_text(encoding="utf-8")), "no object of JSON"
+    except (OSError, ValueError, RecursionError) as error:
+        found, why = None, str(error)
+    if not isinstance(found, dict):
+        raise OptionError(what, limit="a file with an object of JSON", value=f"{path} ({why})", nearest=nearest)
+    return found
 
 
 def keep(path: Path, data: bytes) -> None:
@@ -154,11 +186,11 @@ def say_not_kept(what: str, why: object) -> None:
     """Say once in a process, on standard error, that compiled code is not kept: that costs the time of a start."""
     if what not in _said:
         _said.add(what)
-        text = f"{what} are not cached, every process compiles them anew: {why}"
-        print(f"isogemm: {text}", file=sys.stderr, flush=True)
+        say(f"{what} are not cached, every process compiles them anew: {why}")
 
 
-def _is_special(path: str | Path) -> bool:
+def is_special(path: str | Path) -> bool:
+    """Whether a path is a pipe, a device, or a name of what is open already: no file that could be replaced."""
     try:
         mode = os.stat(path).st_mode
     except OSError:

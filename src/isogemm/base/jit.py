@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .disk import cache_folder, check_room
+from .progress import quiet, say
 
 __all__ = ["cache_directory", "can_keep", "compile_entry", "compile_seconds", "dispatcher", "njit"]
 
@@ -84,16 +84,6 @@ def dispatcher(function: Callable[..., Any], **options: Any) -> Any:
     return CpuKernel(py_func=function, locals={}, targetoptions=given)
 
 
-def _quiet() -> bool:
-    return os.environ.get("ISOGEMM_QUIET", "0") not in ("", "0")
-
-
-def say(text: str) -> None:
-    """One line to standard error, where a user waits and should know why; none where ISOGEMM_QUIET is set."""
-    if not _quiet():
-        print(f"isogemm: {text}", file=sys.stderr, flush=True)
-
-
 def compile_entry(signature: Any, function: Callable[..., Any], *, emitted: bool = False) -> Any:
     """``numba.cfunc`` in `cache_directory`: `function` compiled for C callers, with its address.
 
@@ -123,15 +113,15 @@ def compile_entry(signature: Any, function: Callable[..., Any], *, emitted: bool
 def announce() -> None:
     """Say that kernels are being compiled: once per process, and once for all processes of one command."""
     global _said
-    if not _said and not _quiet():
+    if not _said and not quiet():
         _said = True
         folder = cache_directory()
         if folder is None or not can_keep():
             say("compiling kernels for this CPU")
         elif _is_first(folder.parent):
             say(
-                "compiling kernels for this CPU, once: some 10 s for a first product, half a minute for a model; they "
-                f"are kept in {folder} (isogemm warm does it ahead)"
+                "compiling kernels for this CPU that are not in the cache yet; they are kept in "
+                f"{folder} (isogemm warm does it ahead)"
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,17 @@ Tell = Callable[[int, int | None, str], None]
 
 EVERY = 10.0
 """Seconds between two lines where there is no terminal."""
+
+
+def quiet() -> bool:
+    """Whether ISOGEMM_QUIET is set."""
+    return os.environ.get("ISOGEMM_QUIET", "0") not in ("", "0")
+
+
+def say(text: str) -> None:
+    """One line to standard error, where a user waits and should know why; none where ISOGEMM_QUIET is set."""
+    if not quiet():
+        print(f"isogemm: {text}", file=sys.stderr, flush=True)
 
 
 @contextmanager

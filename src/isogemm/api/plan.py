@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from ..backends import planner
 from ..base.arguments import extent, of_type
 from ..base.dtypes import DTYPES, ITEMSIZE, as_dtype, name_of
+from ..base.limits import check_extents
+from ..base.threads import check_count
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
 from ..problem.forms import Mask
@@ -130,9 +132,10 @@ def plan(
     out_type = ("float32" if b_type == "float32" else dtype) if out_dtype is None else _element("out_dtype", out_dtype)
     of_type("device", device, str, "text: cpu, cuda, cuda:N, h200 and the like", "'cpu'")
     trans = stored("trans_a", trans_a) + stored("trans_b", trans_b)
-    if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
-        raise OptionError("threads", limit="at least 1", value=repr(threads), nearest=1)
+    if threads is not None:
+        check_count("threads", threads)
     form, about = _several(m, k, batch, groups, format, heads, mask)
+    check_extents(m, n, k, ITEMSIZE[dtype], batch)
     if form and packed:
         raise OptionError(f"plan of {form} products", limit="packed=False", value=packed, nearest=False)
     if form in ("quantized", "attention"):

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from ..errors import LimitError
+from ..errors import LimitError, ShapeError
 
 _ADDRESSABLE = 2**63 - 1
 
@@ -27,6 +27,19 @@ def check_size(shape: Sequence[int], itemsize: int, memory: Callable[[], int]) -
             value=f"{nbytes} for shape {list(shape)}",
             nearest=f"at most {rows} rows at a time" if rows else some,
         )
+
+
+def check_extents(m: int, n: int, k: int, itemsize: int, items: int = 1) -> None:
+    """Raise `ShapeError` when a matrix of a product, or so many of them, could not be addressed."""
+
+    def fits(m: int, n: int, k: int) -> bool:
+        return max(m * k, k * n, m * n) * itemsize * items <= _ADDRESSABLE
+
+    near = [m, n, k]
+    while not fits(*near):
+        near[near.index(max(near))] //= 2
+    if near != [m, n, k]:
+        raise ShapeError("m, n, k", limit="matrices of at most 2**63 - 1 bytes", value=(m, n, k), nearest=tuple(near))
 
 
 @lru_cache(maxsize=1)

@@ -36,11 +36,18 @@ def _most() -> int:
     return max(1023, 4 * _available())
 
 
-def _useful(what: str, count: int) -> int:
-    """As many as asked for, but no more than CPUs, or 8 where there are fewer: others would wait for those."""
+def check_count(what: str, count: Any) -> None:
+    """Raise OptionError: nobody may ask for so many threads."""
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise OptionError(what, limit="a whole number of at least 1", value=repr(count), nearest=1)
     if count > _most():
         raise OptionError(what, limit=f"at most {_most()} threads", value=count, nearest=_most())
-    return min(count, max(_FEW, _available()))
+
+
+def _useful(what: str, count: Any) -> int:
+    """As many as asked for, but no more than CPUs, or 8 where there are fewer: others would wait for those."""
+    check_count(what, count)
+    return min(int(count), max(_FEW, _available()))
 
 
 def get_num_threads() -> int:
@@ -66,8 +73,6 @@ def set_num_threads(count: int) -> None:
         `count` is not a whole number from 1 to 1023, or to 4 for each CPU of the process where that is more.
     """
     global chosen
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise OptionError("thread count", limit="a whole number of at least 1", value=repr(count), nearest=_available())
     chosen = _useful("thread count", count)
 
 

@@ -199,3 +199,12 @@ def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) ->
     assert found.block_depth == (1024 if wins == 0 else 512)
     assert found.serial == (2**23 if wins == 0 else 2**14)
     assert facts.facts() == USUAL
+
+
+def test_a_condition_that_changes_nothing_is_not_said():
+    assert "M <= 192: skinny" in str(isogemm.plan(4, 64, 32))
+    facts.set_facts(replace(facts.facts(), skinny_rows=512))
+    try:
+        assert "M <= 512 with B stored [n, k], else 192: skinny" in str(isogemm.plan(4, 64, 32))
+    finally:
+        facts.set_facts(None)

@@ -39,6 +39,11 @@ class Facts:
     ridge: float  # flops per byte where all threads' peak meets their memory's bandwidth; only the word "bound" has it
     source: str = "usual"  # or "measured"
 
+    @property
+    def skinny_words(self) -> str:
+        """The rows of panels used at once, in words: those of B [k, n] besides, where they are others."""
+        return f"{self.skinny_rows}" + f" with B stored [n, k], else {SKINNY_ROWS}" * (self.skinny_rows != SKINNY_ROWS)
+
     def __str__(self) -> str:
         return (
             f"{self.source}: transposed in registers up to {self.gemv_rows} rows; panels used as packed up to "

@@ -211,7 +211,7 @@ TREE = (
         "M N K <= 96^3, A of float32", "small", lambda p, cpu: p.a_place and p.m * p.n * p.k <= SMALL, _small
     ),
     ScheduleBranch(
-        f"M <= {{0.skinny_rows}} with B stored [n, k], else {SKINNY_ROWS}", "skinny",
+        "M <= {0.skinny_words}", "skinny",
         lambda p, cpu: p.m <= (facts().skinny_rows if p.b_lines else SKINNY_ROWS) and max(p.m, cpu.mr) * p.k <= DEEP,
         _skinny,
     ),

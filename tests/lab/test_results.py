@@ -107,7 +107,7 @@ def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_foreign_files_are_refused(tmp_path, text):
     path = tmp_path / "r.json"
     path.write_text(text)
-    with pytest.raises(OptionError):
+    with pytest.raises(OptionError, match=str(path)):
         read_json(path)
 
 

@@ -7,12 +7,12 @@ the models' public configurations.
 from __future__ import annotations
 
 import difflib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..base.disk import read_object
 from ..errors import OptionError
 
 
@@ -146,13 +146,8 @@ def read_config(path: str) -> Model:
 
     Raises OptionError: the file cannot be read, lacks a size, or is of a model that has other linears too.
     """
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OptionError(
-            "config", limit="a config.json", value=f"{path} ({error})", nearest=next(iter(MODELS))
-        ) from error
-    found = found.get("text_config", found) if isinstance(found, dict) else {}
+    found = read_object("config", path, f"a config.json, or a named model as {next(iter(MODELS))}")
+    found = found.get("text_config", found)
     for key, listed in _UNLISTED.items():
         value = found.get(key) or 0
         if (len(value) if isinstance(value, list | str | dict) else value) > listed:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..base.disk import write_whole
+from ..base.disk import read_object, write_whole
 from ..errors import OptionError
 from .ceilings import Ceilings, Work
 from .timing import Timing
@@ -138,15 +138,9 @@ def read_json(path: str | Path, *, schema: str = SCHEMA) -> dict[str, Any]:
     Raises
     ------
     OptionError
-        Not JSON, or of another schema.
-    OSError
-        The file cannot be read.
+        The file cannot be read, is not JSON, or of another schema.
     """
-    try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OptionError("results file", limit="JSON", value=str(error), nearest=schema) from error
-    found = content.get("schema") if isinstance(content, dict) else None
-    if found != schema:
-        raise OptionError("schema of a results file", limit=schema, value=repr(found), nearest=schema)
-    return dict(content)
+    content = read_object("results file", path, "another file, or measure again")
+    if content.get("schema") != schema:
+        raise OptionError(f"schema of {path}", limit=schema, value=repr(content.get("schema")), nearest=schema)
+    return content

@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from ..base.disk import write_whole
 from .plan import NUMBERS
 
 __all__ = ["advice", "busy", "differences", "explain", "trace"]
@@ -116,5 +117,4 @@ def trace(times: Iterable[tuple[str, str, float, float]], path: Path) -> Path:
         some = list(found)
         events.append(event(phase, "phase", some[0][2], some[-1][3]))
         events += [event(name, phase, begin, end) for name, _, begin, end in some]
-    path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
-    return path
+    return write_whole(path, json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")

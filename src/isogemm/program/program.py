@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.arguments import extent, of_type, path
-from ..base.disk import write_whole
+from ..base.disk import read_object, write_whole
 from ..base.threads import get_num_threads
 from ..contract.attention import LEAF
 from ..errors import OptionError, ShapeError
@@ -360,14 +360,8 @@ def load(folder: str | Path) -> Program:
     phase = next((phase for phase, name in PLAN_FILE.items() if (place / name).is_file()), None)
     if phase is None:
         raise OptionError("folder of a program", limit=" or ".join(PLAN_FILE.values()), value=place, nearest="lower")
-    return from_data(*(_read(place / name[phase]) for name in (PLAN_FILE, LAYOUT_FILE)))
-
-
-def _read(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OptionError("file of a program", limit="JSON", value=f"{file} ({error})", nearest="lower") from error
+    plan, layout = (read_object("file of a program", place / name[phase], "lower") for name in (PLAN_FILE, LAYOUT_FILE))
+    return from_data(plan, layout)
 
 
 def from_data(plan: dict[str, Any], layout: dict[str, Any]) -> Program:

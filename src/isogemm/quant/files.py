@@ -88,6 +88,11 @@ def _gguf(path: Path, data: Array) -> TensorFile:
 
 def _safetensors(path: Path, data: Array) -> TensorFile:
     length = int(data[:8].view("<u8")[0]) if data.size >= 8 else -1
+    if not data.size:
+        nearest = "download or write the file again"
+        raise FormatError(
+            path.name, limit="a .gguf or .safetensors file", value="no bytes: the file is empty", nearest=nearest
+        )
     if not 2 <= length <= min(_LARGEST_HEADER, data.size - 8):
         raise FormatError(
             f"{path.name}: length of the header, at byte 0",

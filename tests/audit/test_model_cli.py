@@ -89,6 +89,45 @@ def test_a_config_that_transformers_cannot_read(run, tmp_path):  # type: ignore[
     assert "transformers" in error
 
 
+@pytest.mark.parametrize(
+    "config",
+    [[], {"hidden_size": "a"}, {"hidden_size": -4}, {"num_attention_heads": 0}],
+    ids=str,
+)
+def test_a_config_that_makes_no_model(run, folder, config):  # type: ignore[no-untyped-def]
+    path = Path(folder) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | config if config else config))
+    status, _, error = run("audit", "--hf", folder, "--random")
+    assert status == 2
+    assert f"the model in {folder}: limit: one that transformers reads" in error
+    assert "nearest legal choice: a config.json as the model's page has it, or download it again" in error
+
+
+def test_weights_that_are_damaged(run, folder):  # type: ignore[no-untyped-def]
+    (Path(folder) / "model.safetensors").write_bytes(b"junk")
+    status, _, error = run("audit", "--hf", folder)
+    assert status == 2
+    assert f"the model in {folder}: limit: one that transformers reads" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--mode", "zz"], "unknown mode"),
+        (["--relation", "zz"], "unknown relation"),
+        (["--require", "zz"], "require: limit"),
+        (["--m", "0"], "--m: limit: batches of at least 2"),
+        (["--m", "1,2"], "--m: limit: batches of at least 2"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(run, folder, monkeypatch, words, said):  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("isogemm.audit.load", lambda *_, **__: pytest.fail("loaded"))
+    status, _, error = run("audit", "--hf", folder, "--random", *words)
+    assert status == 2
+    assert said in error
+
+
 @pytest.mark.parametrize("package", ["torch", "transformers"])
 def test_a_missing_package_names_the_extra(run, folder, monkeypatch, package):  # type: ignore[no-untyped-def]
     find = importlib.util.find_spec

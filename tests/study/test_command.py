@@ -159,6 +159,31 @@ def test_a_folder_without_studies_is_refused(isogemm, tmp_path):
     assert "folders of finished studies" in err
 
 
+@pytest.mark.parametrize("line", ["{", "3", '{"name": 1', '{"no": "name"}', "\udcff"])
+def test_a_damaged_row_is_named_by_file_and_line(isogemm, tmp_path, monkeypatch, line):
+    isogemm("fake", "--out", str(tmp_path))
+    (tmp_path / "fake.json").unlink()
+    path = tmp_path / "rows.jsonl"
+    stamp, *rows = path.read_text().splitlines()
+    path.write_bytes("\n".join([stamp, rows[0], line, ""]).encode(errors="surrogateescape"))
+    monkeypatch.setattr("isogemm.study.site.open_site", lambda device: pytest.fail("ceilings are measured"))
+    for words in (("fake", "--out", str(tmp_path)), ("report", str(tmp_path), "--out", str(tmp_path / "page"))):
+        status, _, err = isogemm(*words)
+        assert status == 2
+        assert f"{path}, line 3 (" in err
+    path.write_text("")
+    assert f"{path}, line 1 (no " in isogemm("report", str(tmp_path), "--out", str(tmp_path / "page"))[2]
+
+
+@pytest.mark.parametrize("damage", ["{", '{"schema": "isogemm.study.v1"}', '{"schema": "other"}'])
+def test_a_damaged_file_of_results_is_named(isogemm, tmp_path, damage):
+    isogemm("fake", "--out", str(tmp_path))
+    (tmp_path / "fake.json").write_text(damage)
+    status, _, err = isogemm("report", str(tmp_path), "--out", str(tmp_path / "page"))
+    assert status == 2
+    assert str(tmp_path / "fake.json") in err
+
+
 def test_the_studies_are_listed(capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["isogemm", "study", "--list"])
     with pytest.raises(SystemExit):

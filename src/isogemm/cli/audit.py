@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ..base.disk import check_room
+from ..base.disk import check_room, writing
 from ..base.progress import progress_bar
 from ..errors import OptionError
-from .lists import Several, numbers, words
-from .unused import refuse_given
+from .options import Several, numbers, refuse_given, was_given, words
 
 if TYPE_CHECKING:
     from ..audit import Report, WeightSource
@@ -102,14 +101,14 @@ def audit_command(
     """
     from ..audit import run
 
-    _refuse_unread(here, {"--replay": replay, "--tp": ",".join(tp or ()), "--hf": hf})
-    if replay:
+    way = _refuse_unread(here)
+    if way == "--replay":
         _replay(replay)
     _check_outputs(json, html, shapes, weights, inputs)
-    if tp:
+    if way == "--tp":
         options = {"random": random, "dtype": dtype, "device": device, "seed": seed, "tokens": tokens}
         _audit_ranks(hf, numbers("--tp", tp, nearest="1,2"), json, options)
-    if hf:
+    if way == "--hf":
         found = _audit_model(hf, random, mode, require, relation, m, dtype, device, quantize, seed, tokens)
         _finish(found, json, html)
     with progress_bar() as progress:
@@ -145,18 +144,26 @@ def _audit_model(
 ) -> Report:
     from ..audit import load
     from ..audit import model as run
+    from ..audit.transformer.engine import check_choices
 
     said = ["--hf", path, *["--random"] * random, "--seed", str(seed), "--tokens", str(tokens)]
     said += ["--dtype", dtype] * bool(dtype) + ["--device", device] * bool(device)
     said += ["--quantize", quantize] * bool(quantize)
-    sizes = [size for size in numbers("--m", m, nearest="2,7,32") or (2, 7, 32) if size > 1]
+    sizes = numbers("--m", m, nearest="2,7,32") or [2, 7, 32]
+    if min(sizes) < 2:
+        limit = "batches of at least 2, which a model's alone is compared with"
+        raise OptionError("--m", limit=limit, value=",".join(map(str, sizes)), nearest="2,7,32")
+    asked: dict[str, Any] = {
+        "mode": words(mode, "plain,convert"),
+        "require": [name for name in words(require, "") if name != "none"] if require else None,
+        "relations": words(relation, "") or None,
+    }
+    check_choices(**asked, quantize=quantize or None)  # a model takes its time to load
     with progress_bar() as progress:
         progress(0, None, f"loading {path}")
         return run(
             load(path, random=random, dtype=dtype, device=device, seed=seed),
-            mode=words(mode, "plain,convert"),
-            require=[name for name in words(require, "") if name != "none"] if require else None,
-            relations=words(relation, "") or None,
+            **asked,
             batches=sizes,
             tokens=tokens,
             seed=seed,
@@ -173,10 +180,11 @@ def _audit_ranks(path: str, sizes: list[int], json: str, options: Mapping[str, A
     from ..lab import environment, write_json
 
     found = compare_ranks(path, sizes, **options)
+    with writing(json):
+        if json:
+            write_json(json, [asdict(outcome) for outcome in found], environment=environment(), options=options)
     for outcome in found:
         typer.echo(str(outcome))
-    if json:
-        write_json(Path(json), [asdict(outcome) for outcome in found], environment=environment(), options=options)
     raise typer.Exit(1 if any(outcome.first for outcome in found) else 0)
 
 
@@ -195,17 +203,20 @@ def _replay(text: str) -> NoReturn:
     raise typer.Exit(0 if outcome.status == "held" else 1)
 
 
-def _refuse_unread(here: typer.Context, of: Mapping[str, str]) -> None:
-    """Raise where an option was given that an audit of this would not read."""
-    way = next((name for name, value in of.items() if value), "")
+def _refuse_unread(here: typer.Context) -> str:
+    """Of what the audit is, by `AUDITED`; raises where an option was given that it would not read."""
+    way = next((name for name in AUDITED if name and was_given(here, name.removeprefix("--"))), "")
     unread = {x.name or "" for x in here.command.params} - {*AUDITED[way]}
-    if way and not (way == "--tp" and not of["--hf"]):
+    if way and not (way == "--tp" and not here.params["hf"]):
+        value = here.params[way.removeprefix("--")]
+        said = f"{way} {value if isinstance(value, str) else ','.join(value)}"
         nearest = "--mode in the place of providers" if way == "--hf" else "one of both"
-        refuse_given(here, unread, limit=f"without {way}", value=f"{way} {of[way]}", nearest=nearest)
+        refuse_given(here, unread, limit=f"without {way}", value=said, nearest=nearest)
     else:
         refuse_given(here, unread | {"tp"}, limit="with --hf", value="alone", nearest="--hf FOLDER")
     if not here.params["weights"]:
         refuse_given(here, ("match", "limit"), limit="with --weights", value="alone", nearest="--weights FILE")
+    return way
 
 
 def _sources(
@@ -230,19 +241,14 @@ def _check_outputs(json: str, html: str, *read: str) -> None:
     for path in filter(None, (json, html)):
         if any(file and Path(file).resolve() == Path(path).resolve() for file in read):
             raise OptionError("cannot write", limit="another file than what is read", value=path, nearest="report.json")
-    for path in filter(None, (json, html)):
-        try:
-            check_room(path)
-        except OSError as error:
-            raise _cannot_write(path, error) from error
+    for path, name in ((json, "report.json"), (html, "report.html")):
+        with writing(path, name):
+            if path:
+                check_room(path)
     if html:
         from ..lab.page import require_packages
 
         require_packages()
-
-
-def _cannot_write(path: str, error: OSError) -> OptionError:
-    return OptionError("cannot write", limit="a writable file", value=str(error), nearest=Path(path).name)
 
 
 def _finish(report: Report, json: str, html: str) -> NoReturn:
@@ -250,11 +256,14 @@ def _finish(report: Report, json: str, html: str) -> NoReturn:
 
     from ..audit.console import print_report
 
-    print_report(report, Console())
-    for what, path, write in (("JSON", json, report.write_json), ("Page", html, report.write_html)):
-        if path:
-            try:
-                typer.echo(f"{what}: {write(path)}")
-            except OSError as error:
-                raise _cannot_write(path, error) from error
+    written = []
+    try:  # files first: who reads standard output may leave before its end
+        for what, path, write in (("JSON", json, report.write_json), ("Page", html, report.write_html)):
+            with writing(path):
+                if path:
+                    written.append(f"{what}: {write(path)}")
+    finally:
+        print_report(report, Console())
+    for line in written:
+        typer.echo(line)
     raise typer.Exit(report.exit_status)

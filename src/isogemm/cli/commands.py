@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from .._version import __version__
+from ..base.command_line import run_app
 from ..base.progress import progress_bar
-from ..errors import IsogemmError, OptionError
+from ..errors import OptionError
 from ..lab.admissions import admissions_command
 from . import program, quant
 from .audit import DID_NOT_RUN, audit_command
@@ -18,10 +19,9 @@ from .describe import describe_command
 from .doctor import doctor_command
 from .examples import examples
 from .info import info_command
-from .lists import Several, numbers
 from .ops import ops_command
+from .options import Several, element, numbers, refuse_beside
 from .study import study_command
-from .unused import refuse_unused
 from .warm import warm_command
 
 app = typer.Typer(
@@ -49,13 +49,8 @@ def main() -> None:
 
 
 def command_line() -> None:
-    """Run the command line in this process; a typed error is bad usage: a line, its notes and exit status 2."""
-    try:
-        app(prog_name="isogemm")
-    except IsogemmError as error:
-        for line in (f"isogemm: {error}", *getattr(error, "__notes__", ())):
-            typer.echo(line, err=True)
-        sys.exit(2)
+    """Run the command line in this process."""
+    run_app(app, "isogemm", "isogemm")
 
 
 def _show_version(wanted: bool) -> None:
@@ -81,6 +76,7 @@ def version_command() -> None:
 
 @app.command("plan", epilog=examples("plan"))
 def plan_command(
+    here: typer.Context,
     m: Annotated[int, typer.Argument(help="Rows of op(A).")],
     n: Annotated[int, typer.Argument(help="Columns of op(B).")],
     k: Annotated[int, typer.Argument(help="Length of the sum.")],
@@ -113,22 +109,20 @@ def plan_command(
     from rich.console import Console
 
     from ..api.plan import plan as planned
-    from ..base.dtypes import SHORT_NAMES
 
+    dtype = element("--dtype", dtype)
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
     if tp:
-        unused = {"--trans": trans.upper() != "NT", "--threads": threads, "--batch": batch > 1, "--groups": groups,
-                  "--format": format, "--heads": heads, "--mask": mask}  # fmt: skip
-        refuse_unused(f"--tp {tp}", unused)
-        _print_traffic((m, n, k, tp), SHORT_NAMES.get(dtype, dtype), contract, device, json=json)
+        refuse_beside(here, f"--tp {tp}", "trans", "threads", "batch", "groups", "format", "heads", "mask")
+        _print_traffic((m, n, k, tp), dtype, contract, device, json=json)
         return
     options: dict[str, Any] = {"threads": threads} if threads else {}
     if contract:
         options["contract"] = contract
     options |= {
-        name: tuple(numbers(f"--{name}", text, nearest="32,8"))
-        for name, text in (("groups", groups), ("heads", heads))
+        name: tuple(numbers(f"--{name}", text, nearest=nearest))
+        for name, text, nearest in (("groups", groups, "3,100"), ("heads", heads, "32,8"))
         if text
     }
     options |= {name: text for name, text in (("format", format), ("mask", mask)) if text}
@@ -137,7 +131,7 @@ def plan_command(
         m,
         n,
         k,
-        dtype=SHORT_NAMES.get(dtype, dtype),
+        dtype=dtype,
         trans_a=trans[0].upper(),
         trans_b=trans[1].upper(),
         device=device,
@@ -171,11 +165,8 @@ def trace_command(
 ) -> None:
     """Show what one thread of a kernel does: which outputs, which k, which bytes, what it writes. Needs no GPU."""
     from ..backends import backend
-    from ..base.dtypes import ITEMSIZE, SHORT_NAMES
 
-    dtype = SHORT_NAMES.get(dtype, dtype)
-    if dtype not in ITEMSIZE:
-        raise OptionError("--dtype", limit=", ".join(ITEMSIZE), value=dtype, nearest="float16")
+    dtype = element("--dtype", dtype, nearest="float16")
     three = partial(numbers, count=3, nearest="1,4096,4096")
     found = backend("webgpu").trace(kernel, tuple(three("--shape", shape)), tuple(three("--thread", thread)), dtype)
     typer.echo(str(found))
@@ -199,11 +190,11 @@ def tune_command(
 
     Products that the table already holds for the same software are not timed again, so an interrupted run goes on.
     """
-    from ..audit.data import as_dtype
     from ..lab.models import model as named
     from ..lab.tune import attention as of_attention
     from ..lab.tune import linears, read_wanted, tune_device
 
+    dtype = element("--dtype", dtype, nearest="bfloat16")
     if bool(model) == bool(shapes):
         raise OptionError(
             "products", limit="one of --model, --shapes", value="both" if model else "none", nearest="--model"
@@ -216,7 +207,7 @@ def tune_command(
     with progress_bar() as progress:
         table, path, left = tune_device(
             wanted,
-            dtype=as_dtype(dtype).name,
+            dtype=dtype,
             contract=contract or None,
             ms=numbers("--m", m, nearest="1,16,4096"),
             device=device,

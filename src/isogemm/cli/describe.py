@@ -8,9 +8,11 @@ import numpy as np
 import typer
 
 from ..errors import IsogemmError, OptionError, ShapeError
+from .options import element, refuse_given
 
 
 def describe_command(
+    here: typer.Context,
     what: Annotated[
         list[str], typer.Argument(metavar="M N K | NAME", help="A product's extents, a BLAS call or a kernel.")
     ],
@@ -35,6 +37,8 @@ def describe_command(
         return
     if len(what) != 1:
         raise OptionError("describe", limit="M N K, or one name", value=" ".join(what), nearest="gemm_nt_q4_k")
+    unread = ("dtype", "trans", "batch", "shared", "lda", "ldb", "mode")
+    refuse_given(here, unread, limit="with M N K", value=what[0], nearest="M N K, or the name alone")
     typer.echo(_named(what[0]))
 
 
@@ -53,15 +57,19 @@ def _named(name: str) -> str:
 def _product(
     extents: tuple[int, int, int], dtype: str, trans: str, batch: int, shared: str, lds: tuple[int, int], mode: str
 ) -> str:
-    from ..base.dtypes import FLOAT32, INT8, SHORT_NAMES, as_dtype
+    from ..base.dtypes import FLOAT32, INT8, NUMPY
+    from ..base.limits import check_extents
     from ..blas import CALLS, describe
 
-    kind = INT8 if dtype == "int8" else as_dtype(SHORT_NAMES.get(dtype, dtype))
+    kind = (NUMPY | {"int8": INT8})[element("--dtype", dtype, "int8")]
     if len(trans) != 2 or not set(trans.upper()) <= set("NT"):
         raise OptionError("--trans", limit="two letters of N, T", value=trans, nearest="NN")
     if shared not in ("", "a", "b") or (shared and batch == 1):
         raise OptionError("--shared", limit="a or b, with --batch", value=shared, nearest="--batch 3 --shared b")
     m, n, k = extents
+    if min(extents) < 1:
+        raise ShapeError("extents", limit="at least 1", value=extents, nearest=tuple(max(1, x) for x in extents))
+    check_extents(m, n, k, 4, batch)  # of int8 the sums have four bytes
     a = _matrix("a", (m, k), trans[0].upper(), lds[0], kind, 0 if shared == "a" else batch)
     b = _matrix("b", (k, n), trans[1].upper(), lds[1], kind, 0 if shared == "b" else batch)
     if batch > 1:
@@ -79,13 +87,13 @@ def _product(
 
 def _matrix(name: str, shape: tuple[int, int], op: str, ld: int, dtype: Any, batch: int) -> Any:
     """A stack of op's results, of memory that exists no more than it has to: nothing of it is ever read."""
-    if min(shape) < 1:
-        raise ShapeError("extents", limit="at least 1", value=shape, nearest=1)
     rows, columns = shape if op == "N" else shape[::-1]
     ld = ld or columns
     if ld < columns:
         raise OptionError(f"--ld{name}", limit=f"at least {columns}, the columns as stored", value=ld, nearest=columns)
     item = np.dtype(dtype).itemsize
+    if rows * ld * item * max(1, batch) >= 2**63:
+        raise OptionError(f"--ld{name}", limit="a matrix of at most 2**63 - 1 bytes", value=ld, nearest=columns)
     strides = (rows * ld * item if batch else 0, ld * item, item)
     x = np.lib.stride_tricks.as_strided(np.empty(1, dtype), (batch or 1, rows, columns), strides)
     return x if op == "N" else x.swapaxes(1, 2)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import zipfile
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ..base.progress import progress_bar
 from ..errors import OptionError
-from .unused import refuse_unused
+from .options import refuse_beside
 
 
 def doctor_command(
+    here: typer.Context,
     case: Annotated[
         str, typer.Argument(help="A .npz file with observed, a, b and the other arguments of `diagnose`.")
     ] = "",
@@ -40,8 +40,9 @@ def doctor_command(
     if steps and not case:
         raise OptionError("--steps", limit="with CASE", value="alone", nearest="CASE.npz --steps")
     if not call:
-        of_call = {"--signature": signature != "a, b", "--format": format, "--m": m, "--n": n, "--k": k}
-        refuse_unused(case or "--selftest", of_call | {"--torch": torch})
+        refuse_beside(here, case or "--selftest", "signature", "format", "m", "n", "k", "torch")
+    if not selftest:
+        refuse_beside(here, case or "--call", "count")
     if selftest:
         raise typer.Exit(_selftest(count))
     with progress_bar() as tell:
@@ -62,17 +63,22 @@ def _case(path: str, steps: bool, tell: Any) -> Any:
     from ..doctor import diagnose
     from ..doctor.steps import recipe
 
+    saved = "numpy.savez(path, observed=..., a=..., b=...)"
     try:
-        with np.load(Path(path), allow_pickle=False) as file:
-            given = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
-        nearest = f"--call {path}" if ":" in path else "numpy.savez(path, observed=..., a=..., b=...)"
+        with open(path, "rb") as opened:
+            if not zipfile.is_zipfile(opened):  # numpy would take it for an array alone, or for a pickle
+                raise ValueError("it is none")
+            with np.load(opened, allow_pickle=False) as file:
+                given = {name: np.asarray(file[name]) for name in file.files}
+    except Exception as error:  # numpy's and those of what unpacks
+        nearest = f"--call {path}" if ":" in path else saved
         raise OptionError("a case", limit="a .npz file of arrays", value=f"{path}: {error}", nearest=nearest) from error
-    missing = {"observed", "a", "b"} - set(given)
-    if missing:
-        limit, nearest = "observed, a and b", "numpy.savez(path, observed=..., a=..., b=...)"
-        raise OptionError("a case", limit=limit, value=f"without {', '.join(sorted(missing))}", nearest=nearest)
-    options = {name: x.item() if x.ndim == 0 else x for name, x in given.items()}
+    if missing := {"observed", "a", "b"} - set(given):
+        value = f"without {', '.join(sorted(missing))}"
+        raise OptionError("a case", limit="observed, a and b", value=value, nearest=saved)
+    if "tell" in given:  # an argument of diagnose, which is this command's
+        raise OptionError("a case", limit="arguments that describe the call", value="tell", nearest="leave it out")
+    options: dict[str, Any] = {name: x.item() if x.ndim == 0 else x for name, x in given.items()}
     if steps:
         for line in recipe(**options):
             typer.echo(line)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import DeviceError, OptionError
+from .options import element
 
 if TYPE_CHECKING:
     from ..lab.ceilings import Ceilings
@@ -31,16 +32,13 @@ def ops_command(
     """
     import json as text
 
-    from ..base.dtypes import ITEMSIZE, SHORT_NAMES
     from ..lab.ops import ops
 
-    chosen = dtype or ("fp32" if device == "cpu" else "bf16")
-    kind = SHORT_NAMES.get(chosen, chosen)
-    if kind not in ITEMSIZE:
-        raise OptionError("--dtype", limit=", ".join(ITEMSIZE), value=dtype, nearest="bf16")
+    kind = element("--dtype", dtype or ("fp32" if device == "cpu" else "bf16"))
     sizes = _model(name)
-    ceilings = _ceilings(device, kind)
-    lines = [_line(op, kind, device, ceilings) for op in ops(sizes, phase, tokens, tp=tp, batch=batch)]
+    products = ops(sizes, phase, tokens, tp=tp, batch=batch)
+    ceilings = _ceilings(device, kind)  # measured, so what can be refused has been
+    lines = [_line(op, kind, device, ceilings) for op in products]
     if json:
         typer.echo(text.dumps([line.facts() for line in lines], indent=1))
         return

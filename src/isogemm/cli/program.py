@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..base.disk import check_room, read_object, write_whole, writing
 from ..base.progress import progress_bar
 from ..errors import OptionError
 
@@ -53,14 +53,8 @@ def lower_command(
 def _read(config: Path) -> dict[str, Any]:
     """A model's sizes, from the file or from its folder."""
     file = config / "config.json" if config.is_dir() else config
-    try:
-        found, why = json.loads(file.read_text(encoding="utf-8")), "no object of JSON"
-    except (OSError, ValueError) as error:
-        found, why = None, str(error)
-    if not isinstance(found, dict):
-        nearest = "that of a model, or by: hf download Qwen/Qwen3-0.6B config.json --local-dir Qwen3-0.6B"
-        raise OptionError("config", limit="a config.json, or its folder", value=f"{file} ({why})", nearest=nearest)
-    return found
+    nearest = "a model's config.json, or by: hf download Qwen/Qwen3-0.6B config.json --local-dir Qwen3-0.6B"
+    return read_object("config", file, nearest)
 
 
 @app.command("check")
@@ -78,14 +72,16 @@ def explain_command(
     html: Annotated[Path | None, typer.Option(help="A page with pictures of memory and threads, for offline.")] = None,
 ) -> None:
     """Tables of phases and memory, and operations that leave threads without work."""
-    from ..base.disk import write_whole
     from ..program import load
     from ..program.picture import page
 
     made = load(folder)
+    if html is not None:
+        with writing(html, "pictures.html"):
+            check_room(html)
+            write_whole(html, page(made))
     typer.echo(made.explain())
     if html is not None:
-        write_whole(html, page(made))
         typer.echo(f"Pictures: {html}")
 
 
@@ -101,19 +97,24 @@ def run_command(
 ) -> None:
     """Run steps on random tokens, and say the bits of each: its loss, or the sum of its logits.
 
-    Each step of training, or of a prefill, has the same batch; decoding goes on with the likeliest token.
+    Each step of training, or of a prefill, has the same batch; decoding goes on with the likeliest token. With --trace
+    the bits are said when it is written.
     """
     import numpy as np
 
     from ..program import load
     from ..program.explain import trace as write_trace
 
+    if trace is not None:
+        with writing(trace, "trace.json"):
+            check_room(trace)
     made, draw = load(folder), np.random.default_rng(seed)
     run, about = made.start(_weights(made.model, weights, draw)), made.plan["isogemm"]
     if made.phase == "decode" and steps > about["tokens"]:
         raise OptionError("steps", limit=f"at most {about['tokens']}", value=steps, nearest=about["tokens"])
     tokens = draw.integers(0, made.model.vocab_size, (about["batch"], about["tokens"] + 1))
     ids, words = tokens[:, 0], {"train": "loss", "prefill": "sum of logits", "decode": "sum of logits"}
+    lines: list[str] = []
     with progress_bar() as tell:
         for step in range(steps):
             tell(step, steps, made.phase)
@@ -125,9 +126,12 @@ def run_command(
             else:
                 logits = run.decode(ids, np.full(len(ids), step))
                 ids, found = logits.argmax(-1), logits.sum()
-            typer.echo(f"step {step + 1:>4}  {words[made.phase]} {found:.6f}  {found.view(np.uint32):08x}")
+            line = f"step {step + 1:>4}  {words[made.phase]} {found:.6f}  {found.view(np.uint32):08x}"
+            (typer.echo if trace is None else lines.append)(line)
     if trace is not None and run.executor.times is not None:
-        typer.echo(f"Trace: {write_trace(run.executor.times, trace)}")
+        with writing(trace, "trace.json"):
+            lines.append(f"Trace: {write_trace(run.executor.times, trace)}")
+        typer.echo("\n".join(lines))
 
 
 def _weights(model: Any, path: Path | None, draw: Any) -> Any:

@@ -6,19 +6,20 @@ import difflib
 import fnmatch
 import shutil
 import struct
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import ExitStack
+from glob import escape
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from ..base.disk import replacing, stoppable
+from ..base.disk import cannot_write, check_room, is_special, replacing, stoppable
 from ..base.progress import progress_bar
-from ..errors import OptionError, ShapeError
+from ..errors import FormatError, OptionError, ShapeError
 from ..formats.blocks import FORMATS, BlockFormat, format_of
 from ..formats.gguf_reader import package
 from ..quant.files import load
@@ -53,16 +54,15 @@ def quantize_command(
     kept = _matching(file, keep or [], "--keep")
     planned = {e.name: _planned(e, fmt, other or fallback.lower(), e.name in kept) for e in file.entries.values()}
     try:
-        if out.exists() and not out.is_file():  # a folder; or a pipe or a device, which a file would take the place of
+        if is_special(out):  # which a file would take the place of; or what is open, and has the summary behind it
             raise OSError(f"{out} is no file")
         if not out.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {out.parent}")
+        check_room(out)
         _write(file, planned, out)
     except OSError as error:
-        raise OptionError(
-            "cannot write", limit="a writable file in a folder that exists", value=f"{error}{_room(planned, out)}",
-            nearest=str(out / f"{source.stem or 'model'}.gguf") if out.is_dir() else out.name,
-        ) from error  # fmt: skip
+        name = f"{source.stem or 'model'}.gguf"
+        raise cannot_write(out, f"{error}{_room(planned, out)}", name) from error
     counts = Counter(str(chosen or entry.type) for entry, chosen in planned.values())
     before, after = sum(path.stat().st_size for path in file.files), out.stat().st_size
     typer.echo(f"{out}: {', '.join(f'{n} x {kind}' for kind, n in counts.most_common())}; {before} -> {after} bytes")
@@ -118,7 +118,7 @@ def _write(file: TensorFile, planned: dict[str, tuple[TensorEntry, BlockFormat |
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        with progress_bar(shown=sys.stderr.isatty()) as tell:
+        with progress_bar() as tell:
             for done, (name, (entry, chosen)) in enumerate(planned.items()):
                 tell(done + 1, len(planned), name)
                 writer.write_tensor_data(_bytes_of(file, entry, chosen))
@@ -143,8 +143,9 @@ def _matching(file: TensorFile, globs: Iterable[str], option: str) -> set[str]:
     for glob in globs:
         names = [name for name in file if fnmatch.fnmatchcase(name, glob)]
         if not names:
-            near = [*difflib.get_close_matches(glob, file, 1), *file, "none: the file has no tensors"]
-            raise OptionError(option, limit="globs that match a tensor", value=repr(glob), nearest=near[0])
+            near = [*difflib.get_close_matches(glob, file, 1), *file]
+            nearest = quote(escape(near[0])) if near else "none: the file has no tensors"
+            raise OptionError(option, limit="globs that match a tensor", value=repr(glob), nearest=nearest)
         found.update(names)
     return found
 
@@ -164,7 +165,7 @@ def _planned(
         if not isinstance(fallback, BlockFormat):
             raise ShapeError(
                 error.what, limit=error.limit, value=error.value,
-                nearest=f"--fallback {fmt.fitting(entry.shape[1])}, --fallback keep, or --keep '{entry.name}'",
+                nearest=f"--fallback {fmt.fitting(entry.shape[1])}, --fallback keep, or {_kept(entry)}",
             ) from error  # fmt: skip
     fallback.row_bytes(entry.shape[1], entry.name)
     return entry, fallback
@@ -198,7 +199,15 @@ def _bytes_of(file: TensorFile, entry: TensorEntry, chosen: BlockFormat | None) 
         return file.raw(entry.name)
     from ..quant.encode import quantize
 
-    return quantize(file[entry.name], chosen, name=entry.name).rows
+    try:
+        return quantize(file[entry.name], chosen, name=entry.name).rows
+    except FormatError as error:  # the library's advice is a line of Python
+        raise FormatError(error.what, limit=error.limit, value=error.value, nearest=_kept(entry)) from error
+
+
+def _kept(entry: TensorEntry) -> str:
+    """The option, for a shell, that leaves a tensor as it is."""
+    return f"--keep {quote(escape(entry.name))}"
 
 
 def _copy_metadata(gguf: Any, writer: Any, file: TensorFile) -> None:

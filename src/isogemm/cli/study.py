@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..base.disk import check_room, writing
 from ..base.progress import progress_bar
 from ..errors import OptionError
+from .options import refuse_given
 
 if TYPE_CHECKING:
     from ..study.engine import RunOptions, StudyRun
@@ -18,6 +20,7 @@ INTERRUPTED = 130
 
 
 def study_command(
+    here: typer.Context,
     name: Annotated[str, typer.Argument(help="A study's name, or 'report'.")] = "",
     folders: Annotated[list[Path] | None, typer.Argument(help="With report: folders of finished studies.")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
@@ -44,6 +47,10 @@ def study_command(
     from ..study.catalog import STUDIES, study
     from ..study.engine import RunOptions
 
+    of_a_run = ("device", "quick", "case", "seed", "threads", "time_limit")
+    beside = "--list" if listed else name if name == "report" else ""
+    unread = {"--list": ("name", "folders", "out", *of_a_run), "report": of_a_run}.get(beside, ())
+    refuse_given(here, unread, limit=f"without {beside}", value=beside, nearest="one of both")
     if listed:
         for each in STUDIES:
             typer.echo(f"{each:<16}  {study(each).question}")
@@ -60,11 +67,15 @@ def study_command(
 def _run(name: str, device: str, out: str, options: RunOptions, limit: float) -> None:
     from ..study.catalog import study
     from ..study.engine import run
+    from ..study.journal import ROWS, whole_lines
     from ..study.page import disturbed
     from ..study.site import limited, open_site
 
     started, chosen, case = time.monotonic(), study(name), options.case
     folder = Path(out) if out else None if case else Path("studies") / f"{name}-{device}"
+    if folder:
+        _check(folder / ROWS)
+        whole_lines(folder / ROWS)  # to go on with
     try:
         with progress_bar() as tell, limited(options.threads):
             tell(0, None, "measuring the machine's ceilings")
@@ -82,6 +93,12 @@ def _run(name: str, device: str, out: str, options: RunOptions, limit: float) ->
     said = disturbed(found)
     if said:
         typer.echo(f"isogemm: {said}", err=True)
+
+
+def _check(file: Path) -> None:
+    """Refuse before the work what could not be written after it."""
+    with writing(file):
+        check_room(file)
 
 
 def _slowest(found: StudyRun) -> str:
@@ -112,6 +129,7 @@ def _report(folders: list[Path], out: Path) -> None:
 
     if not folders:
         raise OptionError("study report", limit="one folder or more", value="none", nearest="the --out of a study")
+    _check(out / "index.html")
     runs = read_runs(folders)
     _write_page([*runs, *claims_of(runs)], out)
 

@@ -13,8 +13,7 @@ import typer
 
 from ..base.arguments import unknown
 from ..base.progress import progress_bar
-from .lists import numbers
-from .unused import refuse_unused
+from .options import numbers, refuse_beside, refuse_given
 
 Step = tuple[str, Callable[[], object]]
 # Rows at which other code computes: one, a few, many.
@@ -24,6 +23,7 @@ QUANTIZED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
 
 
 def warm_command(
+    here: typer.Context,
     parts: Annotated[list[str] | None, typer.Argument(help="products, half, quantized, torch. Default: all.")] = None,
     model: Annotated[str, typer.Option(help="On a GPU: the linears of a named model, for example Qwen3-4B.")] = "",
     m: Annotated[str, typer.Option("--m", help="With --model: rows, for example 1,16,512.")] = "1,16,64,256",
@@ -37,9 +37,10 @@ def warm_command(
     from ..base.jit import compile_seconds
 
     if model:
-        refuse_unused(f"--model {model}", {" ".join(parts or ()): parts})
+        refuse_beside(here, f"--model {model}", "parts")
         _on_gpu(model, m, device)
         return
+    refuse_given(here, ("m", "device"), limit="with --model", value="alone", nearest="--model NAME")
     wanted = list(parts or PARTS)
     for part in wanted:
         if part not in PARTS:

@@ -25,13 +25,12 @@ class Journal:
         self.path = folder / ROWS
         self.rows: dict[str, dict[str, Any]] = {}
         folder.mkdir(parents=True, exist_ok=True)
-        lines = _whole_lines(self.path)
-        if not lines:
+        found = whole_lines(self.path)
+        if not found:
             self._append({**stamp, "environment": environment})
             return
-        _same(json.loads(lines[0]), stamp, folder)
-        for row in map(json.loads, lines[1:]):
-            self.rows[row["name"]] = row
+        _same(found[0], stamp, folder)
+        self.rows |= {row["name"]: row for row in found[1:]}
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Keep a row; it is on disk, whole, when this returns."""
@@ -47,20 +46,39 @@ class Journal:
 
 
 def read_rows(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The stamp of a folder, and its rows so far."""
-    stamp, *rows = map(json.loads, _whole_lines(folder / ROWS))
+    """The stamp of a folder, and its rows so far; as `whole_lines`."""
+    stamp, *rows = whole_lines(folder / ROWS) or [{}]
+    for name in {"study", "machine", "options"} - set(stamp):
+        raise _damaged(folder / ROWS, 1, f"no {name}")
     return stamp, rows
 
 
-def _whole_lines(path: Path) -> list[str]:
-    """The lines that were written to their end; what a stop cut short is taken away."""
+def _damaged(path: Path, line: int, why: object) -> OptionError:
+    value = f"{path}, line {line} ({why})"
+    return OptionError(
+        "rows of a study", limit="objects of JSON, each with a name", value=value, nearest="another --out"
+    )
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """What is on lines that were written to their end, stamp and rows; what a stop cut short is taken away.
+
+    Raises OptionError, which names the line: the file is damaged.
+    """
     if not path.exists():
         return []
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
     if whole != content:
         os.truncate(path, len(whole))
-    return whole.decode().splitlines()
+    found = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            found.append(json.loads(line))
+            found[-1]["study" if number == 1 else "name"]
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise _damaged(path, number, f"{type(error).__name__}: {error}") from error
+    return found
 
 
 def _same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path) -> None:

@@ -38,6 +38,9 @@ def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
         for path in files:
             content = read_json(path, schema=SCHEMA)
             names = ("study", "site", "rows", "options", "left_out", "environment")
+            if missing := [name for name in names if name not in content]:
+                value = f"{path}, without {', '.join(missing)}"
+                raise OptionError("study report", limit="whole files of results", value=value, nearest="measure again")
             found.append(StudyRun(**{name: content[name] for name in names}))
         found += [_unfinished(each) for each in stopped]
     return found

@@ -107,10 +107,8 @@ def model(
     >>> report.held("convert")
     True
     """
-    require_extra("hf", "the audit of a model", "torch", "transformers")
+    modes, names, required = check_choices(mode, relations, require, quantize)
     import torch
-
-    from .subject import MODES
 
     arguments.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "a transformers model")
     if next(model.parameters(), None) is None:
@@ -118,6 +116,25 @@ def model(
         raise OptionError(
             "model", limit="a transformers model", value=f"{type(model).__name__} without parameters", nearest=nearest
         )
+    scope = ModelScope(
+        prompt_length(_least("tokens", [tokens], 4)[0], getattr(model, "config", None)),
+        _least("batches", batches, 2),
+        _least("chunks", chunks, 1),
+        _least("micro_batches", micro_batches, 1),
+    )
+    settings = _ModelSettings(
+        modes, tuple(RELATIONS[name] for name in names), scope, seed, contract, quantize, tuple(words)
+    )
+    return _Audit(model, settings, required, prompts, progress or (lambda done, total, text: None)).report()
+
+
+def check_choices(
+    mode: str | Sequence[str], relations: Sequence[str] | None, require: Sequence[str] | None, quantize: Any
+) -> tuple[tuple[str, ...], ...]:
+    """Modes, relations, and the modes that are required, as in `model`, which raises what this does."""
+    require_extra("hf", "the audit of a model", "torch", "transformers")
+    from .subject import MODES
+
     modes = tuple(dict.fromkeys(arguments.strings("mode", mode, "'convert'")))
     usual = [name for name, relation in RELATIONS.items() if not relation.asked]
     names = tuple(dict.fromkeys(arguments.strings("relations", usual if relations is None else relations, "'prefill'")))
@@ -125,24 +142,15 @@ def model(
         for name in chosen or [""]:
             if name not in known:
                 raise arguments.unknown(what, name, known, known[0])
-    scope = ModelScope(
-        prompt_length(_least("tokens", [tokens], 4)[0], getattr(model, "config", None)),
-        _least("batches", batches, 2),
-        _least("chunks", chunks, 1),
-        _least("micro_batches", micro_batches, 1),
-    )
     if quantize is not None and "convert" not in modes:
         raise OptionError("quantize", limit="with the mode convert", value=", ".join(modes), nearest="mode='convert'")
     if isinstance(quantize, str):
         weight_format("quantize", quantize)
-    settings = _ModelSettings(
-        modes, tuple(RELATIONS[name] for name in names), scope, seed, contract, quantize, tuple(words)
-    )
     required = tuple(require) if require is not None else tuple(m for m in modes if m != "plain") or modes
     for name in required:
         if name not in modes:
             raise OptionError("require", limit="modes that are audited", value=repr(name), nearest=modes[0])
-    return _Audit(model, settings, required, prompts, progress or (lambda done, total, text: None)).report()
+    return modes, names, required
 
 
 class _Audit:

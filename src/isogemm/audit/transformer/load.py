@@ -10,7 +10,6 @@ from ...base.extras import require_extra
 from ...errors import DeviceError, OptionError
 from ..data import as_dtype
 
-_UNREAD = (OSError, ValueError, KeyError, ImportError)  # what transformers raises of a folder
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
 
@@ -58,7 +57,7 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
                 model = auto.from_config(config, dtype=chosen or config.dtype or torch.float32)
         else:
             model = auto.from_pretrained(folder, dtype=chosen or "auto", local_files_only=True)
-    except _UNREAD as error:
+    except Exception as error:  # whatever a size or a file that is wrong comes to in there
         raise _unread(path, error) from error
     return model.eval().to(place)
 
@@ -78,13 +77,14 @@ def config_of(path: str) -> Any:
         )
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except _UNREAD as error:
+    except Exception as error:
         raise _unread(path, error) from error
 
 
 def _unread(path: str, error: Exception) -> OptionError:
-    text = (str(error).splitlines() or [type(error).__name__])[0]
-    return OptionError(f"the model in {path}", limit="one that transformers reads", value=text, nearest="its folder")
+    text = f"{type(error).__name__}: {error}".splitlines()[0]
+    nearest = "a config.json as the model's page has it, or download it again"
+    return OptionError(f"the model in {path}", limit="one that transformers reads", value=text, nearest=nearest)
 
 
 def _hub_name(path: str) -> str:

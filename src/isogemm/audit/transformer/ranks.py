@@ -91,7 +91,7 @@ def compare_ranks(
     most = max(sizes, default=0)
     order = next((f"tree{n}" for n in _TREES if n >= most and all(size > 0 and n % size == 0 for size in sizes)), "")
     if not order or not most:
-        raise OptionError("--tp", limit="numbers of ranks that divide 16", value=list(sizes), nearest="1,2,4")
+        raise OptionError("--tp", limit="numbers of ranks, from 1, that divide 16", value=list(sizes), nearest="1,2,4")
     if device not in ("", "cpu", "cuda"):
         raise OptionError("--device", limit="cpu or cuda with --tp", value=device, nearest="cuda, for all GPUs")
     if device == "cuda" and not torch.cuda.is_available():

@@ -1,0 +1,68 @@
+"""Options of the command line: lists with commas, element types, and those that a command would not read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import typer
+
+from ..errors import OptionError
+
+Several = list[str] | None
+DIGITS = 20  # of a number: fewer than 64 bits have
+
+
+def words(values: Several, default: str = "") -> list[str]:
+    """Of all that was given, or of the default."""
+    return [part.strip() for value in (values or [default]) for part in value.split(",") if part.strip()]
+
+
+def numbers(option: str, given: str | Several, *, nearest: str, count: int = 0) -> list[int]:
+    """Whole numbers, so many where it is said; none where nothing is given.
+
+    Raises OptionError: what is given is something else.
+    """
+    values = [given] if isinstance(given, str) else given or []
+    texts = [part.strip() for value in values for part in value.split(",")]
+    if not all(text.isascii() and text.isdecimal() and len(text) < DIGITS for text in texts) or (
+        count and len(texts) != count
+    ):
+        limit = f"{count or ''} whole numbers with commas".strip()
+        raise OptionError(option, limit=limit, value=",".join(texts), nearest=nearest)
+    return [int(text) for text in texts]
+
+
+def element(option: str, text: str, *others: str, nearest: str = "float32") -> str:
+    """The name of an element type that is given by it or for short. Raises OptionError: it is none of products'."""
+    from ..base.arguments import nearest as spelt
+    from ..base.dtypes import ITEMSIZE, SHORT_NAMES
+
+    name, known = SHORT_NAMES.get(text, text), (*ITEMSIZE, *others)
+    if name not in known:
+        raise OptionError(option, limit=", ".join(known), value=text, nearest=spelt(text, known, nearest))
+    return name
+
+
+def was_given(here: typer.Context, name: str) -> bool:
+    """Whether a parameter is on the command line."""
+    return getattr(here.get_parameter_source(name), "name", "") == "COMMANDLINE"
+
+
+def refuse_given(here: typer.Context, unread: Collection[str], **said: Any) -> None:
+    """Raise an OptionError, with what else is `said`, of parameters on the command line that would not be read.
+
+    Nobody is to think that they were heard.
+    """
+    names = [
+        (x.secondary_opts if here.params[x.name] is False else x.opts)[0]
+        for x in here.command.params
+        if x.name in unread and was_given(here, x.name)
+    ]
+    if names:
+        raise OptionError(", ".join(names), **said)
+
+
+def refuse_beside(here: typer.Context, beside: str, *unread: str) -> None:
+    """`refuse_given` of parameters that `beside` makes unread."""
+    refuse_given(here, unread, limit=f"without {beside.split()[0]}", value=beside, nearest="one of both")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 
 import pytest
@@ -78,6 +80,43 @@ def test_an_incomplete_model_is_refused(tmp_path):
     result = _run("--model-dir", str(tmp_path))
     assert result.exit_code == 2
     assert "model.safetensors, tokenizer.json" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("config.json", b"{"),
+        ("config.json", b"[]"),
+        ("config.json", b'{"num_hidden_layers": 2, "num_attention_heads": 0, "layer_norm_eps": 1e-12}'),
+        ("config.json", b'{"num_hidden_layers": 9, "num_attention_heads": 3, "layer_norm_eps": 1e-12}'),
+        ("model.safetensors", b"junk"),
+        ("tokenizer.json", b"{}"),
+    ],
+)
+def test_a_damaged_model_is_refused(small_folder, tmp_path, name, content):
+    model = shutil.copytree(small_folder, tmp_path / "model")
+    (model / name).write_bytes(content)
+    result = _run("--model-dir", str(model), "--report-dir", str(tmp_path / "report"))
+    assert result.exit_code == 2
+    assert f"{model} cannot be read: " in result.stderr
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_the_first_step(small_folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(sys, "argv", ["demo", "--model-dir", str(small_folder), "--report-dir", str(tmp_path / "file")])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    assert end.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("isogemm.demo: cannot write: limit: a writable file")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the system has other pipes")
+def test_a_closed_pipe_is_no_verdict(small_folder, tmp_path):
+    from tests.cli.test_ends import UNREAD, unread
+
+    assert unread("isogemm.demo", "--model-dir", small_folder, "--report-dir", tmp_path) == UNREAD
 
 
 def test_the_interpreter_is_named_as_typed_from_here(tmp_path, monkeypatch):

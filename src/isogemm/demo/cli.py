@@ -17,7 +17,8 @@ import typer
 from rich.console import Console
 
 from .. import lab
-from ..base.disk import write_whole
+from ..base.command_line import BAD_USAGE, run_app
+from ..base.disk import check_room, write_whole, writing
 from ..base.progress import progress_bar
 from . import minilm, show, smollm
 from .minilm import MissingModelError
@@ -84,15 +85,15 @@ def run(
         held = _demo(console, folder, chosen, report_dir)
     except MissingModelError as error:
         print(f"isogemm.demo: {error}", file=sys.stderr)
-        raise typer.Exit(2) from None
+        raise typer.Exit(BAD_USAGE) from None
     raise typer.Exit(0 if held else 1)
 
 
 def main() -> None:
     """Entry point of ``python -m isogemm.demo``."""
-    app = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(run)
-    app(prog_name="python -m isogemm.demo")
+    run_app(app, "python -m isogemm.demo", "isogemm.demo")
 
 
 def _read(path: Path | None) -> tuple[str, ...]:
@@ -114,10 +115,13 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
     from . import story
     from .ahead import Rehearsal
 
+    summary = report_dir / "demo.json"
+    with writing(summary):
+        check_room(summary)
     _step(console, 1, "reading the model")
-    rehearsal = Rehearsal(folder)
     model = minilm.load(folder)
     batch = minilm.tokenize(minilm.tokenizer(folder), sentences)
+    rehearsal = Rehearsal(folder)
     parameters = sum(linear.weight.size for linear in model.linears)
     console.print(
         f"      {len(model.layers)} layers, {len(model.linears)} linears of {parameters:,} weights; "
@@ -131,7 +135,8 @@ def _demo(console: Console, folder: Path, sentences: Sequence[str], report_dir: 
     findings = Findings(drifts, row_drifts, speeds, errors, len(inputs[0][1]), answers)
     seconds = {"demo": time.perf_counter() - started, "compiling": compile_seconds() + rehearsal.seconds}
     stamped = findings.to_dict() | {"seconds": seconds, "environment": lab.environment()}
-    summary = write_whole(report_dir / "demo.json", json.dumps(stamped, indent=1) + "\n")
+    with writing(summary):
+        write_whole(summary, json.dumps(stamped, indent=1) + "\n")
     console.print()
     for line in [*story.counts(answers), *show.conclusions(drifts, row_drifts)]:
         console.print(line, style="bold", highlight=False)

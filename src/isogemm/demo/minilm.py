@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ MAX_TOKENS = 256
 
 
 class MissingModelError(Exception):
-    """The model's files, or a package that reads them, are not there; the message says what to run."""
+    """The model's files, or a package that reads them, are not there, or are damaged; the message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +98,28 @@ def find(model_dir: Path | None = None) -> Path:
 
 
 def load(folder: Path, dtype: Any = np.float32) -> MiniLM:
-    """Read the parameters from `folder` (as `find` returns it), converted to `dtype`."""
+    """Read the parameters from `folder` (as `find` returns it), converted to `dtype`; MissingModelError: damaged."""
     try:
         from safetensors.numpy import load_file
     except ImportError as error:
         raise MissingModelError(_needs("safetensors")) from error
-    config = json.loads((folder / "config.json").read_text())
-    raw = load_file(folder / "model.safetensors")
+    with _reading(folder):
+        config = json.loads((folder / "config.json").read_text())
+        return _encoder(config, load_file(folder / "model.safetensors"), dtype)
+
+
+@contextmanager
+def _reading(folder: Path) -> Iterator[None]:
+    """What readers of damaged files raise, each its own, becomes MissingModelError."""
+    try:
+        yield
+    except Exception as error:
+        raise MissingModelError(f"{folder} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _encoder(config: dict[str, Any], raw: dict[str, Array], dtype: Any) -> MiniLM:
     tensors = {name: np.ascontiguousarray(value, dtype) for name, value in raw.items() if value.dtype.kind == "f"}
-    return MiniLM(
+    found = MiniLM(
         words=tensors["embeddings.word_embeddings.weight"],
         positions=tensors["embeddings.position_embeddings.weight"],
         token_type=tensors["embeddings.token_type_embeddings.weight"][0],
@@ -114,6 +128,9 @@ def load(folder: Path, dtype: Any = np.float32) -> MiniLM:
         heads=config["num_attention_heads"],
         epsilon=config["layer_norm_eps"],
     )
+    if found.words.shape[1] % found.heads or found.heads < 1:
+        raise ValueError(f"{found.heads} heads of {found.words.shape[1]} numbers")
+    return found
 
 
 def tokenizer(folder: Path) -> Tokenizer:
@@ -122,7 +139,8 @@ def tokenizer(folder: Path) -> Tokenizer:
         from tokenizers import Tokenizer
     except ImportError as error:
         raise MissingModelError(_needs("tokenizers")) from error
-    found = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with _reading(folder):
+        found = Tokenizer.from_file(str(folder / "tokenizer.json"))
     found.no_padding()
     found.enable_truncation(MAX_TOKENS)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -114,6 +115,9 @@ def test_what_is_not_there_is_a_typed_error(device, monkeypatch):
         array(np.ones(3))
     with pytest.raises(DeviceError, match="WEBGPU"):
         array(np.ones(3, F32), "webgpu:7")
+    for call in (partial(array, np.ones(3, F32)), isogemm.webgpu.measure):
+        with pytest.raises(DeviceError, match=r"webgpu or webgpu:N; got: cpu; .*'webgpu'"):
+            call("cpu")
     with pytest.raises(OptionError, match=r"webgpu:0.*Q8_0"):
         isogemm.quantize(values((4, 256)), "Q5_0").to("webgpu")
     monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, buffer=64))
@@ -127,7 +131,9 @@ def test_arrays_are_views_of_one_buffer():
     assert (there.shape, there.dtype, there.device, len(there)) == ((4, 6), BF16, "webgpu:0", 4)
     assert repr(there) == "WebGpuArray(bfloat16 [4, 6] on webgpu:0)"
     same(there.T[1:, ::-2], x.T[1:, ::-2])
-    same(there.reshape(3, 8), x.reshape(3, 8))
+    for shape in ((3, 8), ((3, 8),), ([-1, 2],)):
+        same(there.reshape(*shape), x.reshape(*shape))
+    same(there[np.int64(1)], x[1])
     same(there[2, 3], np.asarray(x[2, 3]))
     with pytest.raises(OptionError, match="slices and whole numbers"):
         there[[0, 1]]
@@ -135,6 +141,12 @@ def test_arrays_are_views_of_one_buffer():
         there.T.reshape(24)
     with pytest.raises(OptionError, match="the same elements"):
         there.reshape(5, 5)
+    with pytest.raises(OptionError, match=r"memory of the host; got: webgpu:0; .*x\.numpy\(\)"):
+        np.asarray(there)
+    with pytest.raises(IndexError, match="too many indices"):
+        there[0, 0, 0]
+    with pytest.raises(TypeError, match="unsized"):
+        len(there[0, 0])
 
 
 def test_a_packed_weight_is_the_array_there():

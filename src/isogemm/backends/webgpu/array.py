@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,8 +42,14 @@ class WebGpuArray:
         """The transposed view of the same memory."""
         return WebGpuArray(self._view.T)
 
-    def reshape(self, *shape: int) -> WebGpuArray:
-        """The same memory in another shape.
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: NumPy's own functions would read memory that is not the host's."""
+        raise OptionError(
+            "WebGpuArray as an array of NumPy's", limit="memory of the host", value=self.device, nearest="x.numpy()"
+        )
+
+    def reshape(self, *shape: Any) -> WebGpuArray:
+        """The same memory in another shape: its extents, or a tuple of them.
 
         Raises
         ------
@@ -51,7 +57,7 @@ class WebGpuArray:
             A shape of other elements, or that takes a copy.
         """
         try:
-            return WebGpuArray(self._view.reshape(shape, copy=False))
+            return WebGpuArray(self._view.reshape(*shape, copy=False))
         except ValueError:
             raise OptionError(
                 f"shape of a view of {list(self.shape)}", limit="the same elements, without a copy", value=list(shape),
@@ -68,7 +74,9 @@ class WebGpuArray:
         """
         parts = index if isinstance(index, tuple) else (index,)
         for part in parts:
-            if not (part is None or part is ... or isinstance(part, slice | int)) or isinstance(part, bool):
+            if not (part is None or part is ... or isinstance(part, slice | int | np.integer)) or isinstance(
+                part, bool
+            ):
                 raise OptionError(
                     "index of an array on a device", limit="slices and whole numbers", value=repr(part),
                     nearest="x.numpy()[...]",

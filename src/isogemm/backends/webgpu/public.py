@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...errors import DeviceError
 from ...operands.device_array import DeviceId
 from .. import find
 from .adapter import open_adapter
@@ -52,9 +53,9 @@ def array(x: Any, device: str | None = None) -> WebGpuArray:
     OptionError
         wgpu is not installed.
     DeviceError
-        There is no such device, or no driver.
+        There is no such device, it is not WebGPU's, or there is no driver.
     """
-    return from_numpy(x, find("webgpu" if device is None else device))
+    return from_numpy(x, _place(device))
 
 
 def measure(device: str | None = None) -> Crossovers:
@@ -64,7 +65,20 @@ def measure(device: str | None = None) -> Crossovers:
     -------
     Crossovers
         Rows and columns from which one kernel is faster than another; they never change a bit.
+
+    Raises
+    ------
+    OptionError, DeviceError
+        As `array` has them.
     """
-    there = open_device(find("webgpu" if device is None else device))
+    there = open_device(_place(device))
     there.crossovers = measured(there.admissions)
     return there.crossovers
+
+
+def _place(device: str | None) -> DeviceId:
+    """The device of that name, or the preferred one; a DeviceError where it is another backend's."""
+    found = find("webgpu" if device is None else device)
+    if found.kind != "webgpu":
+        raise DeviceError("device of a WebGPU array", limit="webgpu or webgpu:N", value=device, nearest="'webgpu'")
+    return found

@@ -103,6 +103,17 @@ def test_a_large_operand_is_bound_in_pieces(device, monkeypatch):
         isogemm.matmul(array(wide), array(wide).T, contract="fma/lanes32")
 
 
+@pytest.mark.parametrize("dtype", [F16, BF16, F32])
+@pytest.mark.parametrize("k", [8, 16, 24])
+def test_nothing_is_cut_inside_of_a_vector(device, monkeypatch, dtype, k):
+    """Where three rows of b are all that a kernel sees, or three columns of out."""
+    room, x = values((24, 8192 // dtype.itemsize), dtype), values((5, k), dtype, seed=1)
+    a, b, out = array(x), array(room)[:k, :8], array(np.zeros((8, 2048), F32)).T[:5]
+    monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=3 * 8192))
+    same(isogemm.matmul(a, b, out_dtype="float32"), product(x, room[:k, :8], out_dtype=F32))
+    same(isogemm.matmul(a, array(room[:k, :8]), out=out, out_dtype="float32"), product(x, room[:k, :8], out_dtype=F32))
+
+
 def test_what_is_not_there_is_a_typed_error(device, monkeypatch):
     a = array(values((2, 32), F16))
     with pytest.raises(ContractError, match="fma/chain or fma/lanes32"):

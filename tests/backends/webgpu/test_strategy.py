@@ -92,6 +92,19 @@ def test_a_plan_says_where_a_product_goes(device, monkeypatch):
     assert re.search(r"kernel *│ gemv_naive,", printed.stdout)
 
 
+def test_a_plan_is_of_the_kernel_that_runs(device, monkeypatch):
+    ran, first = [], device.admissions.first
+    monkeypatch.setattr(device.admissions, "first", lambda *x: (found := first(*x), ran.append(found[0]))[0])
+    for m, n, k in ((3, 8, 16), (3, 1, 16), (3, 8, 0), (3, 8, 9), (2, 7, 8), (40, 1, 1)):
+        for trans in ("NN", "NT", "TN"):
+            a, b = (
+                array(np.zeros(x[::-1] if t == "T" else x, F16)) for x, t in zip(((m, k), (k, n)), trans, strict=True)
+            )
+            isogemm.gemm(a, b, trans_a=trans[0], trans_b=trans[1])
+            options = {"trans_a": trans[0], "trans_b": trans[1], "dtype": "float16", "device": "webgpu"}
+            assert isogemm.plan(m, n, k, **options).kernel == ran.pop(), (m, n, k, trans)
+
+
 def test_crossovers_are_measured_and_kept(device, monkeypatch, tmp_path):
     monkeypatch.setattr(measure, "cache_folder", lambda name: tmp_path / name)
     assert measure.recalled(device.adapter.name) == Crossovers()

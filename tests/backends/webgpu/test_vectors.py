@@ -16,7 +16,7 @@ from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
 from isogemm.backends.webgpu.trusted import TRUSTED
 from isogemm.contract import Contract, reference
-from isogemm.errors import OptionError, ShapeError
+from isogemm.errors import LimitError, OptionError, ShapeError
 
 NAMES = (
     "gemv_vector",
@@ -210,6 +210,16 @@ def test_pieces_of_whole_vectors_are_whole(device, monkeypatch):
     assert_same(isogemm.matmul(array(a), there, out_dtype="float32").numpy(), want)
     assert len(launched) > 1
     assert all(args[0].startswith(TRUSTED) and args[1][2] % 8 == 0 for args in launched)
+
+
+def test_a_piece_smaller_than_a_vector_is_refused(device, monkeypatch):
+    """Before any other piece runs: a kernel sees three rows of b."""
+    a, b, out = array(values((3, 16), F16)), array(values((16, 4096), F16))[:, :8], array(poisoned((3, 8)))
+    code = device.admissions.code("gemm_narrow", ("float16", "float16"), across=True)
+    monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=3 * 8192))
+    with pytest.raises(LimitError, match="sees at once"):
+        run(device.adapter, "gemm_narrow", code, KernelCall(view(a), view(b), view(out)))
+    assert_same(out.numpy(), poisoned((3, 8)))
 
 
 def test_scales_of_long_blocks_whose_sums_may_be_dropped(device):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ...contract.spec import Contract
 from ...errors import ContractError
 from ...operands.device_array import DeviceId
+from .adapter import Adapter
+from .launch import across, divides, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,13 @@ TREE: Mapping[str, tuple[Branch, ...]] = {
 def choices(order: str, case: TreeCase) -> Iterator[str]:
     """The names of kernels that serve, the best first."""
     return (branch.kernel for branch in TREE[order] if branch.holds(case))
+
+
+def case_of(adapter: Adapter, types: tuple[str, str], a: Any, b: Any, out: Any, at: Crossovers) -> TreeCase:
+    """What a product's kernel is chosen by, as its operands lie; `out` has the sums."""
+    at_vectors = types[0] == types[1] and whole(a, b) and divides(adapter, b, out)
+    m, n = out.shape
+    return TreeCase(m, n, across(b), at_vectors, at)
 
 
 def check_contract(place: DeviceId, contract: Contract) -> None:

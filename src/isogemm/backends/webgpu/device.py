@@ -16,8 +16,8 @@ from . import elements
 from .adapter import Adapter, adapters, open_adapter
 from .admission import AdapterAdmissions
 from .array import WebGpuArray, WebGpuWeight, buffer_of, empty
-from .choose import TreeCase, check_contract, choices
-from .launch import KernelCall, run, whole
+from .choose import case_of, check_contract, choices
+from .launch import KernelCall, run
 from .measure import recalled
 
 Array = NDArray[Any]
@@ -72,10 +72,8 @@ class WebGpuDevice(Device):
         acc = out if here else self.empty(out.shape, FLOAT32)
         if asked.accumulate and c is not None and c is not acc:
             elements.copy(self.adapter, acc, c)
-        across = abs(b.strides[1]) < abs(b.strides[0])
-        m, n = out.shape
-        case = TreeCase(m, n, across, types[0] == types[1] and whole(a, b), self.crossovers)
-        name, code = self.admissions.first(choices(order, case), types, across)
+        case = case_of(self.adapter, types, a, b, acc, self.crossovers)
+        name, code = self.admissions.first(choices(order, case), types, case.across)
         run(self.adapter, name, code, walk._replace(out=acc))
         if not here:
             elements.follow(self.adapter, acc, out, asked, None if asked.accumulate else c, bias)

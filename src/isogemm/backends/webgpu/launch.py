@@ -15,10 +15,23 @@ from .array import buffer_of, offset_of, span
 from .kernels import kernel_of
 from .planes import WHOLE
 
-__all__ = ["EXTRA", "OUT", "A", "B", "KernelCall", "bound", "run", "steps", "whole"]
+__all__ = [
+    "EXTRA",
+    "OUT",
+    "A",
+    "B",
+    "KernelCall",
+    "across",
+    "bound",
+    "bytes_of",
+    "divides",
+    "run",
+    "shrinks",
+    "steps",
+    "whole",
+]
 
 Array = NDArray[Any]
-CUT = WHOLE // 2  # elements: pieces are multiples of it, so that those of whole vectors are such, too
 A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products
 
 
@@ -40,7 +53,9 @@ def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
     kernel = kernel_of(name)
     columns = kernel.columns_of(name_of(walk.b.dtype))
     _check_vectors(name, kernel.words, walk)
-    for a, b, out, start, scales in _pieces(adapter, kernel.order == "chain", (kernel.rows, columns), walk):
+    each = max(1, 4 * kernel.words // walk.a.itemsize)
+    pieces = list(_pieces(adapter, kernel.order == "chain", (kernel.rows, columns), each, walk))  # all, or none runs
+    for a, b, out, start, scales in pieces:
         places = [bound(x) for x in (a, b, out)]
         bindings = dict(zip((A, B, OUT), places, strict=True)) | ({} if scales is None else {EXTRA: bound(scales)})
         numbers = [*out.shape, a.shape[1], int(start)]
@@ -55,11 +70,23 @@ def whole(a: Array, b: Array, nbytes: int = WHOLE) -> bool:
     each = nbytes // a.itemsize
     if not a.size:
         return False
-    for x in (a, b.T if abs(b.strides[0]) <= abs(b.strides[1]) else b):
+    for x in (a, b if across(b) else b.T):
         places = x.shape[1], x.strides[0] // x.itemsize, offset_of(x) // x.itemsize
         if x.strides[1] != x.itemsize or any(place % each for place in places):
             return False
     return True
+
+
+def divides(adapter: Adapter, b: Array, out: Array) -> bool:
+    """Whether no piece of operands at whole vectors, b along N among them, has to be smaller than a vector."""
+    most = 2 * WHOLE // b.itemsize  # twice a vector: what shrinks less is cut first
+    steps_of = (x.strides[axis] * min(most, x.shape[axis]) for x, axis in ((b, 0), (out, 1)))
+    return not across(b) or all(abs(nbytes) <= adapter.limits.binding - ALIGN for nbytes in steps_of)
+
+
+def across(b: Array) -> bool:
+    """Whether neighbouring columns are neighbours in memory."""
+    return abs(b.strides[1]) < abs(b.strides[0])
 
 
 def _check_vectors(name: str, words: int, walk: KernelCall) -> None:
@@ -84,17 +111,20 @@ def bound(x: Array) -> tuple[DeviceBuffer, int, int]:
     return buffer, first, max(4, -(-(stop - first) // 4) * 4)
 
 
-def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: KernelCall) -> Iterator[KernelCall]:
-    """Products whose operands fit the adapter's limits: of some rows or columns, and for chains of parts of K."""
+def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], each: int, walk: KernelCall) -> Iterator[KernelCall]:
+    """Products whose operands fit the adapter's limits: of some rows or columns, and for chains of parts of K.
+
+    `each`: elements of a vector, within which nothing is cut.
+    """
     a, b, out, start, scales = walk
     limits = adapter.limits
     cut = ""
-    if _bytes(b) > limits.binding:
-        cut = "n" if _shrinks(b, b[:, : b.shape[1] // 2]) else "k"
-    elif _bytes(a) > limits.binding:
-        cut = "m" if _shrinks(a, a[: a.shape[0] // 2]) else "k"
-    elif _bytes(out) > limits.binding:
-        cut = "m" if _shrinks(out, out[: out.shape[0] // 2]) else "n"
+    if bytes_of(b) > limits.binding:
+        cut = "n" if shrinks(b, b[:, : b.shape[1] // 2]) else "k"
+    elif bytes_of(a) > limits.binding:
+        cut = "m" if shrinks(a, a[: a.shape[0] // 2]) else "k"
+    elif bytes_of(out) > limits.binding:
+        cut = "m" if shrinks(out, out[: out.shape[0] // 2]) else "n"
     elif out.shape[0] > limits.groups * tile[0]:
         cut = "m"
     elif out.shape[1] > limits.groups * tile[1]:
@@ -103,13 +133,13 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: KernelCa
         yield walk
         return
     extent = {"m": out.shape[0], "n": out.shape[1], "k": a.shape[1]}[cut]
-    if extent < 2 or (cut == "k" and (not chain or a.shape[1] != b.shape[0])) or (cut == "m" and scales is not None):
+    half = extent // 2
+    half -= half % (each if cut == "k" or (cut == "n" and across(b)) else 1)
+    if not half or (cut == "k" and (not chain or a.shape[1] != b.shape[0])) or (cut == "m" and scales is not None):
         raise LimitError(
             f"bytes that a kernel sees at once on {adapter.name}", limit=limits.binding,
-            value=max(_bytes(x) for x in (a, b, out)), nearest="weights stored [n, k], which are cut by rows",
+            value=max(bytes_of(x) for x in (a, b, out)), nearest="weights stored [n, k], which are cut by rows",
         )  # fmt: skip
-    half = extent // 2
-    half -= half % CUT if half >= CUT else 0
     low, high = slice(0, half), slice(half, extent)
     if cut == "m":
         parts = [KernelCall(a[x], b, out[x], start) for x in (low, high)]
@@ -118,13 +148,14 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], walk: KernelCa
     else:
         parts = [KernelCall(a[:, low], b[low], out, start), KernelCall(a[:, high], b[high], out, True)]
     for part in parts:
-        yield from _pieces(adapter, chain, tile, part)
+        yield from _pieces(adapter, chain, tile, each, part)
 
 
-def _bytes(x: Array) -> int:
+def bytes_of(x: Array) -> int:
+    """Of the range that a kernel must see for a view."""
     return bound(x)[2] if x.size else 0
 
 
-def _shrinks(whole: Array, half: Array) -> bool:
+def shrinks(whole: Array, half: Array) -> bool:
     """Whether half of the elements lie in not much more than half of the bytes."""
     return half.size > 0 and np.subtract(*span(half)[::-1]) < 0.75 * np.subtract(*span(whole)[::-1])

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...base.dtypes import ITEMSIZE
+from ...base.dtypes import FLOAT32, NUMPY
 from ...errors import OptionError
+from ...operands.device_array import device_array
 from ...problem.numeric import USUAL, AnyPlan, numeric_plan, word
-from .adapter import Adapter
-from .choose import TREE, Crossovers, TreeCase, check_contract, choices
-from .planes import WHOLE
+from .adapter import Adapter, DeviceBuffer
+from .choose import TREE, Crossovers, case_of, check_contract, choices
 
 SCHEMA = "isogemm.webgpu_plan.v1"
 
@@ -73,7 +73,14 @@ def plan(
     m, n, k = extents
     numeric = numeric_plan(k, dtype_a=types[0], dtype_b=types[1], out_dtype=types[2], contract=contract)
     check_contract(adapter.place, numeric.contract)
-    across, each = trans[1] == "N", WHOLE // ITEMSIZE[types[0]]
-    whole = types[0] == types[1] and trans[0] == "N" and not (k % each or (across and n % each))
-    kernel = next(choices(numeric.contract.order.kind, TreeCase(m, n, across, whole, crossovers)))
+    nowhere = DeviceBuffer(None, 0)
+
+    def stored(rows: int, columns: int, dtype: Any, trans: str = "N") -> Any:
+        shape = (rows, columns) if trans == "N" else (columns, rows)
+        x = device_array(nowhere.address, shape, None, dtype, adapter.place, owner=nowhere)
+        return x if trans == "N" else x.T
+
+    a, b = stored(m, k, NUMPY[types[0]], trans[0]), stored(k, n, NUMPY[types[1]], trans[1])
+    case = case_of(adapter, types[:2], a, b, stored(m, n, FLOAT32), crossovers)
+    kernel = next(choices(numeric.contract.order.kind, case))
     return WebGpuPlan(m, n, k, trans[0], trans[1], numeric, adapter.name, kernel, crossovers)

@@ -195,5 +195,39 @@ def test_a_quantized_matrix_on_a_device():
     same(isogemm.linear(array(x), there[3:7]), isogemm.linear(x, w).copy()[:, 3:7])
     with pytest.raises(ContractError, match="int32/chain"):
         isogemm.linear(array(x), there, contract="int32/leaf256")
-    empty = isogemm.quantize(np.ones((3, 0), F32), "Q8_0")
-    same(isogemm.linear(array(np.ones((2, 0), F32)), empty.to("webgpu")), np.zeros((2, 3), F32))
+    for n, k in ((3, 0), (0, 64)):
+        empty = isogemm.quantize(np.ones((n, k), F32), "Q8_0").to("webgpu")
+        same(isogemm.linear(array(np.ones((2, k), F32)), empty), np.zeros((2, n), F32))
+
+
+@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_K"])
+def test_rows_of_a_quantized_matrix_are_the_same_memory(device, monkeypatch, fmt):
+    x, w = values((2, 256)), isogemm.quantize(values((9, 256)), fmt)
+    there, want = w.to("webgpu"), isogemm.linear(x, w)
+    monkeypatch.setattr(device.adapter, "upload", None)
+    parts = {rows: there[slice(*rows)] for rows in ((3, 7), (1, None, 3), (None, None, -2), (5, 5))}
+    monkeypatch.undo()
+    for rows, part in parts.items():
+        same(isogemm.linear(array(x), part), want[:, slice(*rows)])
+        same(part.dequantize(), w.dequantize()[slice(*rows)])
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_integer_products_are_cut_by_what_a_kernel_sees(device, monkeypatch, dtype):
+    """By x, which is longer than its codes, by out, and by the weight's rows."""
+    for m, n, k in ((40, 3, 64), (40, 90, 32), (2, 1500, 32)):
+        x, w = values((m, k), dtype), isogemm.quantize(values((n, k), seed=1), "Q8_0")
+        there, copied, want = array(x), w.to("webgpu"), isogemm.linear(x, w, activations="q8")
+        for rows in (1, m):  # trials see more
+            isogemm.linear(there[:rows], copied, activations="q8")
+        with monkeypatch.context() as patched:
+            patched.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=2048, groups=30))
+            launched, launch = [], device.adapter.launch
+            patched.setattr(device.adapter, "launch", lambda *x, n=launched, to=launch: (n.append(x), to(*x)))
+            same(isogemm.linear(there, copied, activations="q8"), want)
+            out = array(np.zeros((n, m), dtype)).T
+            same(isogemm.linear(there, copied, out=out, activations="q8"), want)
+            assert all(size <= 2048 for args in launched for _, _, size in args[2].values())
+            patched.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=0))
+            with pytest.raises(LimitError, match=r"a row of x.*activations='fp32'"):
+                isogemm.linear(there, copied, activations="q8")

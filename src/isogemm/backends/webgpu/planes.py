@@ -24,9 +24,10 @@ def laid(rows: NDArray[np.uint8], form: BlockFormat) -> NDArray[Any]:
     if form.nbytes % WHOLE == 0:
         whole[:, :nbytes] = rows
         return whole.view(np.float16)
-    blocks, at = rows.reshape(n, -1, form.nbytes), 0
+    count, at = nbytes // form.nbytes, 0
+    blocks = rows.reshape(n, count, form.nbytes)
     for field in sorted(form.fields, key=lambda field: -field.nbytes):
-        stop = at + blocks.shape[1] * field.nbytes
-        whole[:, at:stop] = blocks[:, :, field.offset : field.offset + field.nbytes].reshape(n, -1)
+        stop = at + count * field.nbytes
+        whole[:, at:stop] = blocks[:, :, field.offset : field.offset + field.nbytes].reshape(n, stop - at)
         at = stop
     return whole.view(np.float16)

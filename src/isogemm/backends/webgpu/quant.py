@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.dtypes import FLOAT16, FLOAT32, name_of
+from ...base.dtypes import FLOAT32, name_of
 from ...contract.spec import Contract
 from ...errors import ContractError, LimitError, OptionError
-from ...operands.device_array import DeviceId, device_array
+from ...operands.device_array import DeviceId
 from ...operands.shapes import matrices
 from ...problem.settings import Settings
-from .adapter import open_adapter
+from .adapter import Limits
 from .array import WebGpuArray, empty, from_numpy
 from .choose import check_contract
 from .integers import run_quantize
-from .launch import KernelCall
+from .launch import KernelCall, bytes_of, shrinks
 from .planes import laid
 
 Array = NDArray[Any]
@@ -30,14 +31,15 @@ class BlockCopy:
 
     def __init__(self, host: Any, place: DeviceId) -> None:
         self.host, self.place, self.nbytes = host, place, int(host.rows.nbytes)
-        data = laid(np.ascontiguousarray(host.rows), host.format)
-        buffer = open_adapter(place.ordinal).upload(data.reshape(-1).view(np.uint8))
         # The bytes of the rows as `planes.laid` has them, in pairs [n, a row's pairs].
-        self.native = device_array(buffer.address, data.shape, None, FLOAT16, place, owner=buffer)
+        self.native = from_numpy(laid(np.ascontiguousarray(host.rows), host.format), place).__isogemm_view__("w")
 
     def part(self, matrix: Any, rows: range) -> BlockCopy:
-        """The copy of rows that `matrix` holds on the host: another upload."""
-        return BlockCopy(matrix, self.place)
+        """The copy of rows that `matrix` holds on the host: the same memory."""
+        made = copy(self)
+        made.host, made.nbytes = matrix, int(matrix.rows.nbytes)
+        made.native = self.native[rows.start : rows.stop if rows.stop >= 0 else None : rows.step]
+        return made
 
     def dequantize(self, dtype: str) -> WebGpuArray:
         """The weight as an array of the device; multiplied out on the host."""
@@ -82,42 +84,46 @@ def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract
     """
     from .device import open_device
 
-    copy: BlockCopy = w._packed
-    device = open_device(copy.place)
+    there: BlockCopy = w._packed
+    device = open_device(there.place)
     if not x.shape[-1]:
         return False
     if how == "q8" and contract.order.kind != "chain":
         raise ContractError(
-            f"integer products on {copy.place}", limit="int32/chain", value=contract, nearest="int32/chain"
+            f"integer products on {there.place}", limit="int32/chain", value=contract, nearest="int32/chain"
         )
     size = 32 if w.format.block == 32 else 256  # of a block of activations
     for rows, into in matrices(x, out):
         asked = Settings(contract, out_dtype=into.dtype)
         if how == "q8":
-            for part in _row_parts(device.adapter, rows):
-                given = run_quantize(
-                    device.adapter, device.admissions.quantizer(name_of(x.dtype), size), rows[part], size
-                )
-                walk = KernelCall(given.codes, copy.native.T, into[part], scales=given.scales)
+            for part, sums in _row_parts(device.adapter.limits, rows, into):
+                given = run_quantize(device.adapter, device.admissions.quantizer(name_of(x.dtype), size), part, size)
+                walk = KernelCall(given.codes, there.native.T, sums, scales=given.scales)
                 device.serve("integers", (name_of(FLOAT32), w.format.name), walk, asked, bias=bias)
         else:
             rounded = name_of(FLOAT32) if how == "fp32" else name_of(x.dtype)
             check_contract(device.place, contract)
             types = name_of(x.dtype), f"{w.format.name}:{rounded}"
-            device.serve(contract.order.kind, types, KernelCall(rows, copy.native.T, into), asked, bias=bias)
+            device.serve(contract.order.kind, types, KernelCall(rows, there.native.T, into), asked, bias=bias)
     return True
 
 
-def _row_parts(adapter: Any, x: Array) -> Iterator[slice]:
-    """Rows whose codes a kernel can see at once."""
-    count = min(adapter.limits.binding // max(1, x.shape[1]), adapter.limits.groups)
-    if not count:
+def _row_parts(limits: Limits, x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
+    """Rows of x and of out that kernels can see at once, as codes and as float32 sums, too; a row of out may be cut."""
+    half = len(x) // 2
+    seen = [bytes_of(x), x.size]
+    if half:
+        seen += [FLOAT32.itemsize * out.size, bytes_of(out) if shrinks(out, out[:half]) else 0]
+    if max(seen) <= limits.binding and len(x) <= limits.groups:
+        yield x, out
+    elif half:
+        for rows in (slice(0, half), slice(half, None)):
+            yield from _row_parts(limits, x[rows], out[rows])
+    else:
         raise LimitError(
-            f"K of an integer product on {adapter.name}", limit=adapter.limits.binding, value=x.shape[1],
+            "bytes of a row of x in an integer product", limit=limits.binding, value=max(seen),
             nearest="activations='fp32'",
         )  # fmt: skip
-    for first in range(0, len(x), count):
-        yield slice(first, min(len(x), first + count))
 
 
 def pieces(how: str, x: Array, w: Any) -> Iterator[tuple[Array, slice, Array]]:

@@ -103,6 +103,17 @@ def test_a_large_operand_is_bound_in_pieces(device, monkeypatch):
         isogemm.matmul(array(wide), array(wide).T, contract="fma/lanes32")
 
 
+def test_a_transposed_copy_is_cut_as_it_lies(device, monkeypatch):
+    x = values((60, 40))
+    there, out = array(x).T, device.empty((40, 60), F32)
+    monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=4096))
+    launched, launch = [], device.adapter.launch
+    monkeypatch.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
+    device.assign(out, there.__isogemm_view__("x"))
+    same(WebGpuArray(out), x.T)
+    assert len(launched) <= 16
+
+
 @pytest.mark.parametrize("dtype", [F16, BF16, F32])
 @pytest.mark.parametrize("k", [8, 16, 24])
 def test_nothing_is_cut_inside_of_a_vector(device, monkeypatch, dtype, k):

@@ -13,7 +13,7 @@ from ...operands.device_array import holder_of
 from ...problem.settings import Settings
 from .adapter import Adapter
 from .array import buffer_of, empty, offset_of
-from .launch import bound, steps
+from .launch import bound, bytes_of, shrinks, steps
 from .source import WRITE_HALF, element, part, rounding_store
 
 Array = NDArray[Any]
@@ -98,11 +98,12 @@ def copy(adapter: Adapter, out: Array, x: Array) -> None:
 def _over(adapter: Adapter, code: str, views: tuple[Array, ...], rest: list[int | float]) -> None:
     """A kernel of one element to a thread, over matrices of one shape, as many launches as they need."""
     m, n = views[-1].shape
-    fits = all(bound(x)[2] <= adapter.limits.binding for x in views)
-    if not fits or m > adapter.limits.groups or n > 64 * adapter.limits.groups:
-        half = max(m, 2) // 2 if m > 1 else n // 2
+    large = [x for x in views if bytes_of(x) > adapter.limits.binding]
+    if large or m > adapter.limits.groups or n > 64 * adapter.limits.groups:
+        rows = shrinks(large[0], large[0][: m // 2]) if large else m > adapter.limits.groups
+        half = (m if rows else n) // 2
         for part_of in (slice(0, half), slice(half, None)):
-            _over(adapter, code, tuple(x[part_of] if m > 1 else x[:, part_of] for x in views), rest)
+            _over(adapter, code, tuple(x[part_of] if rows else x[:, part_of] for x in views), rest)
         return
     places = [bound(x) for x in views]
     numbers: list[int | float] = [m, n]

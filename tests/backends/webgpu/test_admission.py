@@ -7,7 +7,7 @@ import pytest
 from tests.products import F16, values
 
 import isogemm
-from isogemm.backends.webgpu import admission, source
+from isogemm.backends.webgpu import admission, elements, source
 from isogemm.backends.webgpu.admission import AdapterAdmissions
 from isogemm.backends.webgpu.kernels import code_of
 from isogemm.backends.webgpu.public import array
@@ -65,6 +65,30 @@ def test_a_fault_in_the_codes_is_refused(device, monkeypatch):
     monkeypatch.setattr(source, "MULTIPLY_ADD", source.MULTIPLY_ADD + NEXT)
     with pytest.raises(ContractError, match="quantize_x of float32"):
         admissions.quantizer("float32", 32)
+
+
+@pytest.mark.parametrize(
+    ("options", "line", "wrong"),
+    [
+        ({"alpha": 0.5}, "bitcast<f32>(0x80000000u)", "0.0"),
+        ({"bias": True}, "fused(1.0, x, y)", "fused(1.0, y, 0.0)"),
+        ({"out_dtype": "float16"}, "0xfffu + ((scaled >> 13u) & 1u)", "0x1000u"),
+        ({"out_dtype": "bfloat16"}, "0x7fffu + ((bits >> 16u) & 1u)", "0x8000u"),
+    ],
+)
+def test_what_follows_a_product_is_tried(device, monkeypatch, options, line, wrong):
+    """A negative zero that is lost, an addend that is, and ties away from zero."""
+    x = array(values((2, 7), F16))
+    given = {"out_dtype": "float32"} | options | ({"bias": array(values((2,), F16))} if "bias" in options else {})
+    isogemm.gemm(x, x, trans_b="T", **given)
+    elements._admitted.cache_clear()
+    read = elements.part
+    monkeypatch.setattr(elements, "part", lambda name: read(name).replace(line, wrong))
+    for name in ("SCALED", "ADDED"):
+        monkeypatch.setattr(elements, name, getattr(elements, name).replace(line, wrong))
+    monkeypatch.setattr(source, "STORES", {key: text.replace(line, wrong) for key, text in source.STORES.items()})
+    with pytest.raises(ContractError, match=r"what follows a product on .*the CPU, which has them"):
+        isogemm.gemm(x, x, trans_b="T", **given)
 
 
 def test_operands_whose_products_are_exact_take_the_devices_own_fma(device):

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.dtypes import FLOAT32, name_of
+from ...base.dtypes import FLOAT32, NUMPY, name_of
+from ...contract import golden, reference
+from ...contract.compare import first_mismatch
+from ...contract.spec import Order
+from ...errors import ContractError
 from ...operands.device_array import holder_of
 from ...problem.settings import Settings
 from .adapter import Adapter
-from .array import buffer_of, empty, offset_of
+from .array import WebGpuArray, buffer_of, empty, from_numpy, offset_of
 from .launch import bound, bytes_of, shrinks, steps
 from .source import WRITE_HALF, element, part, rounding_store
 
@@ -20,6 +24,7 @@ Array = NDArray[Any]
 
 # By integers, since a device's own may drop what is small; -0 + -0 is -0, so that a product keeps its sign.
 SCALED, ADDED = "fused(p.scale, x, bitcast<f32>(0x80000000u))", "fused(1.0, x, y)"
+_SCALE = -0.7  # of a trial
 # By bytes of an element: the type of a word of out, the element's bits, and how they are written.
 COPIES = {
     4: ("u32", "x_words[source_at]", "fn write(i: u32, bits: u32) { out_words[i] = bits; }"),
@@ -66,15 +71,35 @@ def _apart(adapter: Adapter, x: Array, out: Array) -> Array:
 
 
 def _step(adapter: Adapter, operation: str, x: Array, y: Array, out: Array, scale: float) -> None:
-    code = _code(name_of(x.dtype), name_of(y.dtype), name_of(out.dtype), operation)
+    code = _admitted(adapter, name_of(x.dtype), name_of(y.dtype), name_of(out.dtype), operation)
     _over(adapter, code, (x, y, out), [float(scale), 0])
 
 
 @cache
-def _code(x: str, y: str, out: str, operation: str) -> str:
+def _admitted(adapter: Adapter, x: str, y: str, out: str, operation: str) -> str:
+    """The code of a step, after every bit of it on golden operands, each with each, and on ties was right.
+
+    Raises ContractError: its bits are others on this adapter.
+    """
     word = "u32" if out == "float32" else "atomic<u32>"
     body = part("elements").replace("OUT_WORD", word).replace("OPERATION", operation)
-    return "\n".join([part("integers"), element("a", x), element("b", y), rounding_store(out), body])
+    code = "\n".join([part("integers"), element("a", x), element("b", y), rounding_store(out), body])
+    left, right = golden.operands(golden.GoldenCase(Order(), 64), x, y)
+    kept = [0xFFFFFFFF, 0xFFFFF000, 0xFFFF8000] if x == "float32" else [0xFFFF]  # bits: at ties of float16, of bfloat16
+    a = np.concatenate([np.repeat(left & left.dtype.type(bits), right.shape[1], axis=0) for bits in kept])
+    b = np.tile(right.T, (len(kept) * len(left), 1))
+    a, b, made = a.view(NUMPY[x]), b.view(NUMPY[y]), empty(a.shape, NUMPY[out], adapter.place)
+    there = [from_numpy(each, adapter.place).__isogemm_view__("x") for each in (a, b)]
+    _over(adapter, code, (*there, made), [_SCALE, 0])
+    alpha, beta = _SCALE if operation == SCALED else 1.0, float(operation == ADDED)
+    want = reference.epilogue(a.astype(np.float32), alpha=alpha, beta=beta, c=b, out_dtype=NUMPY[out])
+    mismatch = first_mismatch(WebGpuArray(made).numpy(), want)
+    if mismatch is not None:
+        raise ContractError(
+            f"what follows a product on {adapter.name}", limit="the bits of its contract", value=str(mismatch),
+            nearest="the CPU, which has them",
+        )  # fmt: skip
+    return code
 
 
 def copy(adapter: Adapter, out: Array, x: Array) -> None:

@@ -11,7 +11,7 @@ from tests.products import BF16, F16, assert_same, poisoned, values
 import isogemm
 from isogemm.backends.webgpu import source
 from isogemm.backends.webgpu.admission import ORDERS, AdapterAdmissions
-from isogemm.backends.webgpu.kernels import VECTORS, code_of, kernel_of
+from isogemm.backends.webgpu.kernels import KERNELS, VECTORS, code_of, kernel_of
 from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
 from isogemm.backends.webgpu.trusted import TRUSTED
@@ -124,6 +124,40 @@ def dropping(device, name, types):
 def test_a_device_that_drops_small_numbers_is_made_up_for(device, name):
     types = ("bfloat16", "bfloat16")
     assert not AdapterAdmissions(device.adapter).verdict(name, types, dropping(device, name, types))
+
+
+@pytest.mark.parametrize("name", [name for name in (*KERNELS, *VECTORS) if kernel_of(name).order == "chain"])
+def test_sums_of_float16_that_begin_small(device, name):
+    """Products of float16 are never small: what sums begin with is kept, or refused where there is such a beginning."""
+    types, admissions = ("float16", "float16"), AdapterAdmissions(device.adapter)
+    code, looks = dropping(device, name, types), bool(kernel_of(name).words)
+    assert not admissions.verdict(name, types, code)
+    assert (not admissions.verdict(name, types, code, start=True)) == looks
+    assert admissions.verdict(name, types, code.replace(*UNSEEN["what sums begin with"]), start=True)
+
+
+def test_a_running_total_that_is_small_is_kept(device, monkeypatch):
+    """On a device whose fma drops it; products that begin with zero take that fma."""
+    three = "(x: f32, y: f32, z: f32) -> f32 { return "
+    planted = f"""{FLUSHED}
+fn dropping_fma{three}kept(fma(kept(x), kept(y), kept(z))); }}
+fn dropping_fused{three}fused(x, y, z); }}
+fn multiply_add{three}dropping_NAME(x, y, z); }}"""
+    planted = planted.replace("{", "{{").replace("}", "}}").replace("NAME", "{name}")
+    monkeypatch.setattr(source, "MULTIPLY_ADD", planted)
+    monkeypatch.setattr(device, "admissions", AdapterAdmissions(device.adapter))
+    launched, launch = [], device.adapter.launch
+    for m, n, k in ((3, 8, 16), (3, 8, 9), (70, 5, 9)):
+        start = np.full((m, n), 1e-40, np.float32)
+        for w in (array(np.ones((k, n), F16)), array(np.ones((n, k), F16)).T):
+            x, out = array(np.zeros((m, k), F16)), array(start)
+            assert_same(isogemm.matmul(x, w, out=out, out_dtype="float32", accumulate=True).numpy(), start)
+            isogemm.matmul(x, w, out_dtype="float32")
+            with monkeypatch.context() as patched:
+                patched.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
+                isogemm.matmul(x, w, out_dtype="float32")
+    assert len(launched) == 6
+    assert all("dropping_fma(x, y, z); }" in args[0] for args in launched)
 
 
 @pytest.mark.parametrize("unseen", UNSEEN)

@@ -64,20 +64,23 @@ class AdapterAdmissions:
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
-        self._known: dict[str, str] = {}
+        self._known: dict[tuple[str, bool], str] = {}
         self._codes: dict[tuple[Any, ...], tuple[str, str]] = {}
 
-    def code(self, name: str, types: tuple[str, str], across: bool) -> str:
-        """The admitted code of a kernel, put together and tried once; a ContractError where no form has the bits."""
-        key = name, types, across, self.adapter.subgroup
+    def code(self, name: str, types: tuple[str, str], across: bool, start: bool = False) -> str:
+        """The admitted code of a kernel, put together and tried once; a ContractError where no form has the bits.
+
+        `start`: of sums that begin with what out holds, which may be smaller than any product.
+        """
+        key = name, types, across, start, self.adapter.subgroup
         if key not in self._codes:
-            self._codes[key] = self._tried(name, types, across)
+            self._codes[key] = self._tried(name, types, across, start)
         code, refused = self._codes[key]
         if refused:
             raise self._error(name, refused)
         return code
 
-    def _tried(self, name: str, types: tuple[str, str], across: bool) -> tuple[str, str]:
+    def _tried(self, name: str, types: tuple[str, str], across: bool, start: bool) -> tuple[str, str]:
         """The first code of a kernel that is admitted, and nothing; else why the last one is not."""
         code = refused = ""
         kernel = kernel_of(name)
@@ -90,12 +93,12 @@ class AdapterAdmissions:
                 continue
             for subgroup in (self.adapter.subgroup, 0):
                 code = code_of(name, types, across=across, subgroup=subgroup, fused=fused)
-                refused = self.verdict(name, types, code)
+                refused = self.verdict(name, types, code) or (self.verdict(name, types, code, start) if start else "")
                 if not refused:
                     return code, ""
         return code, refused
 
-    def first(self, names: Iterable[str], types: tuple[str, str], across: bool) -> tuple[str, str]:
+    def first(self, names: Iterable[str], types: tuple[str, str], across: bool, start: bool = False) -> tuple[str, str]:
         """The first of some kernels that is admitted, and its code.
 
         Raises the ContractError of the last one where none has the contract's bits on this adapter.
@@ -103,17 +106,18 @@ class AdapterAdmissions:
         refused: ContractError | None = None
         for name in names:
             try:
-                return name, self.code(name, types, across)
+                return name, self.code(name, types, across, start)
             except ContractError as error:
                 refused = error
         assert refused is not None, "a tree ends with a kernel for everything"
         raise refused
 
-    def verdict(self, name: str, types: tuple[str, str], code: str) -> str:
+    def verdict(self, name: str, types: tuple[str, str], code: str, start: bool = False) -> str:
         """Of a kernel's code, known or by a trial now: empty where it is admitted, else why not."""
-        if code not in self._known:
-            self._known[code] = trial(self.adapter, name, types, code)
-        return self._known[code]
+        key = code, start
+        if key not in self._known:
+            self._known[key] = trial(self.adapter, name, types, code, start)
+        return self._known[key]
 
     def quantizer(self, dtype: str, block: int) -> str:
         """The admitted code that quantizes activations. Raises ContractError: its bits are others on this adapter."""
@@ -138,9 +142,12 @@ class AdapterAdmissions:
         )  # fmt: skip
 
 
-def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str) -> str:
-    """Run a kernel's code on golden operands: empty where every bit was right, else what was wrong."""
-    for product, lines in _posed(name, types, code):
+def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str, start: bool = False) -> str:
+    """Run a kernel's code on golden operands: empty where every bit was right, else what was wrong.
+
+    `start`: on sums that begin with what a device may drop, and nothing else.
+    """
+    for product, lines in _posed(name, types, code, start):
         found = _differs(adapter, name, types, code, product, lines)
         if found:
             (m, k), n = product.a.shape, product.want.shape[1]
@@ -148,9 +155,12 @@ def trial(adapter: Adapter, name: str, types: tuple[str, str], code: str) -> str
     return ""
 
 
-def _posed(name: str, types: tuple[str, str], code: str) -> Iterator[tuple[TrialProduct, bool]]:
+def _posed(name: str, types: tuple[str, str], code: str, start: bool) -> Iterator[tuple[TrialProduct, bool]]:
     """The products of a kernel's trial, and whether b lies along K in each."""
     kernel = kernel_of(name)
+    if start:
+        yield pose_small(kernel.order, types, "start"), _layouts(name, code)[0]
+        return
     guarded = kernel.words and types[0] != "float16"
     for m, n, k in _shapes(name, types):
         for lines in _layouts(name, code):

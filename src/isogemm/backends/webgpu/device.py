@@ -73,7 +73,7 @@ class WebGpuDevice(Device):
         if asked.accumulate and c is not None and c is not acc:
             elements.copy(self.adapter, acc, c)
         case = case_of(self.adapter, types, a, b, acc, self.crossovers)
-        name, code = self.admissions.first(choices(order, case), types, case.across)
+        name, code = self.admissions.first(choices(order, case), types, case.across, walk.start)
         run(self.adapter, name, code, walk._replace(out=acc))
         if not here:
             elements.follow(self.adapter, acc, out, asked, None if asked.accumulate else c, bias)

@@ -195,8 +195,16 @@ def test_what_is_not_at_whole_vectors_is_refused(device):
     for a, b in ((x[:, :12], w[:, :12]), (x[:, 4:20], w[:, 4:20])):
         with pytest.raises(ShapeError, match="multiples of 8"):
             run(device.adapter, "gemv_vector", code, KernelCall(view(a), view(b.T), view(out)))
-    with pytest.raises(OptionError, match=r"workgroup memory of gemv_q4_0.*16384"):
-        code_of("gemv_q4_0 OUTPUTS=16", ("float32", "Q4_0"), across=False, subgroup=0, fused=True)
+    code_of("gemv_q4_0 OUTPUTS=15", ("float32", "Q4_0"), across=False, subgroup=0, fused=True)
+    for name, types, subgroup, nbytes in (
+        ("gemv_q4_0 OUTPUTS=16", ("float32", "Q4_0"), 0, 16 * 8 * 129),
+        ("gemv_q4_0 OUTPUTS=15", ("float32", "Q4_K"), 0, 15 * (8 * 129 + 16 * 16)),
+        ("gemv_vectors ROWS=8 CHUNK=512", ("float16", "float16"), 32, 4 * 8 * 512 + 2 * 16),
+        ("gemv_vectors ROWS=7 CHUNK=512", ("float16", "float16"), 0, 4 * 7 * 512 + 4 * 4 * 128 + 2 * 16),
+        ("gemm_vector DEPTH=64 TILE_M=32 TILE_N=32", ("float16", "float16"), 0, 4 * 64 * 64 + 4 * 16),
+    ):
+        with pytest.raises(OptionError, match=rf"workgroup memory of gem.*16384; got: {nbytes};"):
+            code_of(name, types, across=False, subgroup=subgroup, fused=True)
     with pytest.raises(OptionError, match="whole steps of 32, 4 at a time"):
         code_of("gemv_vectors CHUNK=192", ("float16", "float16"), across=False, subgroup=0, fused=True)
     with pytest.raises(OptionError, match="whole vectors of 8"):

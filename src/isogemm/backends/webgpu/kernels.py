@@ -11,6 +11,7 @@ from ...formats.blocks import format_of
 from .source import assembled, element, operand_b, vectors
 
 LANES = 32
+GUARD = 32  # bytes of two words by which threads tell each other what may be dropped, each filled up to 16
 MEMORY = 16384  # bytes of workgroup memory that every adapter has; beyond what it has, a driver was seen to hang
 
 
@@ -131,7 +132,9 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
 
 def _block_code(kernel: WgslKernel, fmt: str, *, fused: bool) -> str:
     """The code of a kernel for codes of x and blocks of a format."""
-    _check_memory(kernel, 8 * kernel.rows * kernel.columns * (kernel.constants["ALONG"] + 3))
+    along, runs = kernel.constants["ALONG"], format_of(fmt).block // 32
+    factors = 16 * (along // runs) if runs > 1 else 0
+    _check_memory(kernel, kernel.rows * kernel.columns * (8 * (along + 1) + factors))
     words = dict.fromkeys(("WordA", "WordB"), "vec4<u32>")
     constants = (
         dict(kernel.constants) | words | {"K_EACH": 4, "WORKGROUP": kernel.workgroup, "AHEAD": 8 if fused else 1}
@@ -152,16 +155,18 @@ def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, su
     if kernel.order == "lanes":
         at |= {"LANES": each, "THREADS": LANES // each, "BEHIND": 1 - at["AHEAD"], "TWO": 2, "TWOS": kernel.words // 2}
         at |= {"STAGED": int(at["CHUNK"] > 0), "DIRECT": int(not at["CHUNK"])}
-        _check_memory(kernel, 4 * at["ROWS"] * at["CHUNK"])
+        shuffled = subgroup >= LANES // each
+        room = 0 if shuffled else 4 * each * kernel.workgroup
+        _check_memory(kernel, 4 * at["ROWS"] * at["CHUNK"] + room + GUARD)
         if at["CHUNK"] % (LANES * at["UNROLL"]):
             raise OptionError(
                 "CHUNK of gemv_vector", limit=f"whole steps of {LANES}, {at['UNROLL']} at a time", value=at["CHUNK"],
                 nearest="gemv_vectors",
             )  # fmt: skip
         at |= _meetings(at["ROWS"] * at["OUTPUTS"], each)
-        parts.append("meet_subgroup" if subgroup >= LANES // each else "meet_workgroup")
+        parts.append("meet_subgroup" if shuffled else "meet_workgroup")
     else:
-        _check_memory(kernel, 4 * at["BUFFERS"] * at["DEPTH"] * (at["TILE_M"] + at["TILE_N"]))
+        _check_memory(kernel, 4 * at["BUFFERS"] * at["DEPTH"] * (at["TILE_M"] + at["TILE_N"]) + 2 * GUARD)
         at |= {"GROUPS": at["REG_M"] // 4, "FOURS": at["REG_N"] // 4, "FOUR": 4, "QUADS": each // 4}
         at |= {f"LOADS_{x}": at[f"TILE_{t}"] * at["DEPTH"] // each // kernel.workgroup for x, t in ("AM", "BN")}
         constants |= {"ACROSS": across, "SPREAD": bool(at.pop("SPREAD"))}

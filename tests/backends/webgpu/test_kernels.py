@@ -16,7 +16,6 @@ from isogemm.backends.webgpu.public import array
 from isogemm.contract import Contract, reference
 
 K = (1, 31, 33)
-FLOATS = [name for name, kernel in KERNELS.items() if kernel.order != "integers"]
 
 
 def assert_bits(device, name, m, n, k, *, dtype=F16, layout="lines", seed=0):
@@ -30,19 +29,19 @@ def assert_bits(device, name, m, n, k, *, dtype=F16, layout="lines", seed=0):
     assert_same(out.numpy(), reference.evaluate(a, b, Contract("fma", ORDERS[KERNELS[name].order])))
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_rows_from_1_to_17_and_100(device, name):
     for m in (*range(1, 18), 100):
         assert_bits(device, name, m, 4 * m + 1, K[m % 3], seed=m)
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("k", [4096, 4097])
 def test_long_sums(device, name, k):
     assert_bits(device, name, 2, 9, k)
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_a_vocabulary(device, name):
     for layout in ("lines", "across"):
         assert_bits(device, name, 1, 32000, 33, layout=layout)
@@ -56,7 +55,7 @@ def test_other_types(device, name, dtype):
 
 @settings(max_examples=8)
 @given(
-    name=st.sampled_from(FLOATS), m=st.integers(1, 70), n=st.integers(1, 140), k=st.integers(0, 90),
+    name=st.sampled_from(list(KERNELS)), m=st.integers(1, 70), n=st.integers(1, 140), k=st.integers(0, 90),
     dtype=st.sampled_from([F16, F32]), layout=st.sampled_from(["lines", "across"]), seed=st.integers(0, 99),
 )  # fmt: skip
 def test_drawn_shapes(device, name, m, n, k, dtype, layout, seed):
@@ -78,7 +77,7 @@ def test_integers_over_rows_and_lengths(device, name, fmt):
         assert_same(out.numpy(), posed.want)
 
 
-@pytest.mark.parametrize("name", [name for name in FLOATS if KERNELS[name].order == "lanes"])
+@pytest.mark.parametrize("name", [name for name in KERNELS if KERNELS[name].order == "lanes"])
 def test_subgroups_on_and_off(device, name):
     """Lanes that meet by shuffles and through memory: one order, one code each; no other kernel knows of subgroups."""
     codes = {

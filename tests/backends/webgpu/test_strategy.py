@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from isogemm.backends.webgpu.trace import trace
 from isogemm.cli.commands import app
 from isogemm.errors import ContractError, OptionError, ShapeError
 
-FLOATS = [name for name, kernel in KERNELS.items() if kernel.order != "integers"]
+BROKEN = ("gemm_vector", "gemm_tiled")  # files
 
 
 def test_the_tree():
@@ -74,6 +75,14 @@ def test_a_kernel_that_is_refused_is_passed_over(device, monkeypatch):
         admissions.first(["gemm_vector"], types, across=False)
 
 
+def test_a_kernel_that_a_driver_does_not_compile_is_passed_over(device, monkeypatch):
+    admissions, types, read = AdapterAdmissions(device.adapter), ("float16", "float16"), source.part
+    monkeypatch.setattr(source, "part", lambda x: read(x).replace("fn main(", "fn main(,") if x in BROKEN else read(x))
+    assert admissions.first(["gemm_narrow", "gemm_tiled", "gemv_naive"], types, across=False)[0] == "gemv_naive"
+    with pytest.raises(ContractError, match=r"gemm_tiled on (.|\n)*the CPU, which has them"):
+        admissions.first(["gemm_tiled"], types, across=False)
+
+
 def test_a_plan_says_where_a_product_goes(device, monkeypatch):
     monkeypatch.setattr(device, "crossovers", Crossovers(tiles=24))
     plan = isogemm.plan(1, 32000, 4096, dtype="float16", contract="fma/lanes32", device="webgpu")
@@ -122,8 +131,9 @@ def test_crossovers_are_measured_and_kept(device, monkeypatch, tmp_path):
     )
     assert (found.tiles, found.large, found.several, found.wide) == (32, 64, 2048, measure.NEVER)
     assert measure.recalled(device.adapter.name) == found
-    next((tmp_path / "webgpu").iterdir()).write_bytes(b"{")
-    assert measure.recalled(device.adapter.name) == Crossovers()
+    for damaged in ("{", json.dumps(asdict(found) | {"tiles": "32"})):
+        measure.keep(next((tmp_path / "webgpu").iterdir()), damaged.encode())
+        assert measure.recalled(device.adapter.name) == Crossovers()
     assert measure.seconds(device.admissions, "gemv_simd", 1, 8) > 0
 
 
@@ -147,7 +157,7 @@ def threads(name, m, n):
             yield row, index // 32, index % 32
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_every_output_is_written_once_and_every_k_added_once(name):
     m, n, k = 9, 5, 70
     written, added = Counter(), Counter()
@@ -159,7 +169,7 @@ def test_every_output_is_written_once_and_every_k_added_once(name):
     assert added == Counter({((i, j), step): 1 for i in range(m) for j in range(n) for step in range(k)})
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", KERNELS)
 def test_the_thread_that_writes_is_the_one_that_is_traced(device, monkeypatch, name):
     """The kernel itself, made to store its thread's number instead of the sum."""
     m, n = 9, 70
@@ -193,6 +203,8 @@ def test_the_thread_that_writes_is_the_one_that_is_traced(device, monkeypatch, n
 def test_what_cannot_be_traced():
     with pytest.raises(OptionError, match="gemv_simd"):
         trace("gemv_q4_0", (1, 1, 1), (0, 0, 0))
+    with pytest.raises(OptionError, match=r"float32.*int8.*float16"):
+        trace("gemv_simd", (1, 1, 1), (0, 0, 0), "int8")
     with pytest.raises(OptionError, match="0,3,31"):
         trace("gemv_simd", (1, 1, 1), (0, 3, 32))
     with pytest.raises(ShapeError, match="at least 1"):

@@ -150,12 +150,6 @@ class Adapter:
         found = np.frombuffer(self._device.queue.read_buffer(buffer.handle, low, high - low), np.uint8)
         return found[start - low : stop - low]
 
-    def copy(self, source: DeviceBuffer, target: DeviceBuffer) -> None:
-        """All bytes of a buffer into another one of its size."""
-        encoder = self._device.create_command_encoder()
-        encoder.copy_buffer_to_buffer(source.handle, 0, target.handle, 0, source.nbytes)
-        self._device.queue.submit([encoder.finish()])
-
     # Kernels.
 
     def launch(
@@ -247,14 +241,21 @@ class Adapter:
         return float(native.libf.wgpuQueueGetTimestampPeriod(self._device.queue._internal))
 
     def pipeline(self, code: str) -> Any:
-        """WGSL with an entry point `main`, compiled once."""
+        """WGSL with an entry point `main`, compiled once. Raises DeviceError: the driver does not compile it."""
+        import wgpu
+
         made = self._pipelines.get(code)
         if made is None:
             trusted = code.startswith(TRUSTED)
-            module = trusted_module(self._device, code) if trusted else self._device.create_shader_module(code=code)
-            made = self._device.create_compute_pipeline(
-                layout="auto", compute={"module": module, "entry_point": "main"}
-            )
+            try:
+                module = trusted_module(self._device, code) if trusted else self._device.create_shader_module(code=code)
+                made = self._device.create_compute_pipeline(
+                    layout="auto", compute={"module": module, "entry_point": "main"}
+                )
+            except (wgpu.GPUError, wgpu.GPUPipelineError, RuntimeError) as error:
+                raise DeviceError(
+                    f"kernel on {self.name}", limit="what its driver compiles", value=error, nearest="the CPU"
+                ) from error
             self._pipelines[code] = made
         return made
 

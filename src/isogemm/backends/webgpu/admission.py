@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...base.dtypes import BFLOAT16, NUMPY
+from ...base.dtypes import NUMPY
 from ...contract import golden, int32, reference
 from ...contract.compare import first_mismatch
 from ...contract.spec import Contract, Order
-from ...errors import ContractError
+from ...errors import ContractError, DeviceError
 from ...formats.blocks import format_of
 from ...formats.reference import decode, dequantize
-from ...operands.device_array import device_array
 from .adapter import Adapter
-from .array import buffer_of
+from .array import buffer_of, from_numpy
 from .integers import code_of_block, run_quantize
 from .kernels import LANES, code_of, kernel_of
 from .launch import KernelCall, run
@@ -116,7 +115,10 @@ class AdapterAdmissions:
         """Of a kernel's code, known or by a trial now: empty where it is admitted, else why not."""
         key = code, start
         if key not in self._known:
-            self._known[key] = trial(self.adapter, name, types, code, start)
+            try:
+                self._known[key] = trial(self.adapter, name, types, code, start)
+            except DeviceError as error:  # it does not compile; another kernel may
+                self._known[key] = str(error.value)
         return self._known[key]
 
     def quantizer(self, dtype: str, block: int) -> str:
@@ -328,7 +330,4 @@ def _ties(block: int) -> Array:
 
 def _placed(adapter: Adapter, x: Array) -> Array:
     """A contiguous copy of a host's array on the adapter under trial."""
-    data = np.ascontiguousarray(x)
-    buffer = adapter.upload(data.view(np.uint8).reshape(-1))
-    dtype = BFLOAT16 if data.dtype == BFLOAT16 else data.dtype
-    return device_array(buffer.address, data.shape, None, dtype, adapter.place, owner=buffer)
+    return from_numpy(x, adapter.place).__isogemm_view__("x")

@@ -70,8 +70,9 @@ def recalled(name: str) -> Crossovers:
         found = json.loads(data) if data else {}
     except ValueError:
         found = {}
-    known = {field.name for field in fields(Crossovers)}
-    return Crossovers(**found) if isinstance(found, dict) and set(found) == known else Crossovers()
+    known = {field.name: type(field.default) for field in fields(Crossovers)}
+    is_one = isinstance(found, dict) and {key: type(value) for key, value in found.items()} == known
+    return Crossovers(**found) if is_one else Crossovers()
 
 
 def _from(extents: Sequence[int], faster: Callable[[int], bool]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from ...base.arguments import one_of
 from ...base.dtypes import ITEMSIZE
 from ...errors import OptionError, ShapeError
 from .kernels import KERNELS, LANES, WgslKernel
@@ -59,13 +60,12 @@ def trace(
     Raises
     ------
     OptionError
-        No kernel of that name, or none whose threads walk K element by element; no such lane.
+        No kernel of that name, or none whose threads walk K element by element; no such lane; no type of weights.
     ShapeError
         An extent below 1.
     """
-    if kernel not in KERNELS or KERNELS[kernel].order == "integers":
-        names = [name for name, row in KERNELS.items() if row.order != "integers"]
-        raise OptionError("kernel to trace", limit=", ".join(names), value=kernel, nearest="gemv_simd")
+    one_of("kernel to trace", kernel, tuple(KERNELS), "gemv_simd")
+    one_of("dtype to trace", dtype, tuple(ITEMSIZE), "float16")
     if min(shape) < 1:
         raise ShapeError("shape to trace", limit="M, N and K of at least 1", value=shape, nearest=(1, 1, 1))
     row, group, lane = thread

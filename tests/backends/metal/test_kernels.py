@@ -16,7 +16,7 @@ from tests.quant.draws import KINDS
 import isogemm
 from isogemm.backends.metal import public as metal
 from isogemm.contract import int32, reference
-from isogemm.errors import ContractError, DeviceError, DTypeError, OptionError, ShapeError
+from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from isogemm.formats.blocks import format_of
 from isogemm.formats.reference import decode
 
@@ -56,6 +56,14 @@ def multiplied(libraries, name, x, w, n, scales=None, dtype="float16"):
     getattr(libraries[dtype], f"run_{name}")(*pointers, -(-n // kernel.columns), -(-m // kernel.rows), kernel.threads)
     assert np.isnan(y[m * n :]).all()
     return y[: m * n].reshape(m, n)
+
+
+@pytest.mark.parametrize("name", FLOATS)
+def test_a_sum_that_is_negative_zero_stays_so(libraries, name):
+    """Beyond K nothing is added: -1e-60 is -0 in float32, and -0 + 0 would be +0."""
+    x, w = np.full((9, 12), -1e-30, F32), np.full((3, 12), 1e-30, F32)
+    got = multiplied(libraries, name, x, w, 3, dtype="float32")
+    assert_same(got, reference.evaluate(x, w.T, metal.KERNELS[name].contract))
 
 
 @pytest.mark.parametrize("dtype", [F16, F32], ids=str)
@@ -152,10 +160,45 @@ def test_a_linear_layer_through_torch(mps):
     x, w = values((3, 40), F16), values((9, 40), F16, seed=1)
     got = metal.linear(torch.from_numpy(x), torch.from_numpy(w)).numpy()
     assert_same(got, reference.evaluate(x, w.T, "fma/lanes32"))
-    with pytest.raises(ShapeError, match=r"x \[m, k\]"):
-        metal.linear(torch.ones(2, 3), torch.ones(2, 4))
-    with pytest.raises(DTypeError, match="one type"):
-        metal.linear(torch.ones(2, 3), torch.ones(2, 3).half())
+
+
+@pytest.mark.parametrize("dtype", [F16, F32], ids=str)
+@pytest.mark.parametrize("name", FLOATS)
+def test_every_kernel_of_floats_is_admitted(mps, name, dtype):
+    import torch
+
+    x, w = values((3, 41), dtype), values((9, 41), dtype, seed=1)
+    got = metal.linear(torch.from_numpy(x), torch.from_numpy(w), name).numpy()
+    assert_same(got, reference.evaluate(x, w.T, metal.KERNELS[name].contract))
+
+
+def refused():
+    """Of a call: what it is given, and the error."""
+    torch = pytest.importorskip("torch")
+    x, w, one = torch.ones(2, 3), torch.ones(4, 3), torch.ones(1, 1)
+    many = one.expand(2**16, 2**15)
+    return [
+        ((x, torch.ones(2, 4)), ShapeError, r"x \[m, k\]"),
+        ((x, w[0]), ShapeError, r"x \[m, k\]"),
+        ((x, w.half()), DTypeError, r"one type.*float32 and float16"),
+        ((x.bfloat16(), w.bfloat16()), DTypeError, "float16 or float32; got: bfloat16"),
+        ((x.double(), w.double()), DTypeError, "float16 or float32; got: float64"),
+        ((x, w.int()), DTypeError, "w of.*float16 or float32; got: int32"),
+        ((x.numpy(), w), DTypeError, r"x of.*torch\.from_numpy"),
+        ((x, torch.ones(4, 3, device="meta")), DeviceError, "w of metal.linear.*mps; got: meta"),
+        ((x, w, "gemv"), OptionError, "gemv_naive.*'gemv_simd'"),
+        ((x, w, "gemv_q4_0"), OptionError, "gemv_naive.*'gemv_simd'"),
+        ((x, w.T.contiguous().T), LayoutError, r"strides of w.*\(1, 4\).*w\.contiguous\(\)"),
+        ((many, one.expand(1, 2**15)), LimitError, "2147483648; got: 2147483648"),
+        ((one.expand(2**16, 1), one.expand(2**15, 1)), LimitError, "2147483648; got: 2147483648"),
+    ]
+
+
+def test_what_it_refuses_before_anything_runs(mps, monkeypatch):
+    monkeypatch.setattr(metal, "_launched", None)
+    for given, error, text in refused():
+        with pytest.raises(error, match=text):
+            metal.linear(*given)
 
 
 def test_a_kernel_with_wrong_bits_is_refused(mps):

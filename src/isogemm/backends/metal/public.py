@@ -12,16 +12,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...base.arguments import one_of
+from ...base.arguments import of_type, one_of
+from ...base.dtypes import torch_name
 from ...base.extras import require_extra
 from ...contract import golden, reference
 from ...contract.compare import first_mismatch
 from ...contract.spec import Order
-from ...errors import ContractError, DeviceError, DTypeError, ShapeError
+from ...errors import ContractError, DeviceError, DTypeError, LayoutError, LimitError, ShapeError
 
 FOLDER = Path(__file__).parent / "msl"
 HERE = "mps"  # the device of torch's tensors
 TYPES = {"float16": "half", "float32": "float"}
+MOST = 2**31  # what kernels count with: extents and elements are below it
 EXTENTS = (11, 35, 100)  # m, n, k of the product that is compared
 
 
@@ -79,29 +81,47 @@ def linear(x: Any, w: Any, kernel: str = "gemv_simd") -> Any:
     ------
     DeviceError
         torch has no MPS here, or the operands are elsewhere.
-    ShapeError, DTypeError, OptionError
-        Operands that do not fit, or no such kernel.
+    ShapeError, DTypeError, LimitError, LayoutError, OptionError
+        Operands that do not fit, are too large or not contiguous, or no such kernel of floats.
     ContractError
         The kernel's bits are not those of its contract on this GPU.
     """
     require_extra("torch", "isogemm.metal.linear", "torch")
     import torch
 
-    if not torch.backends.mps.is_available() or {x.device.type, w.device.type} != {HERE}:
-        raise DeviceError("isogemm.metal.linear", limit="tensors on mps", value=str(x.device), nearest="isogemm.linear")
+    one_of("kernel of metal.linear", kernel, tuple(name for name in KERNELS if name != "gemv_q4_0"), "'gemv_simd'")
+    for name, each in (("x", x), ("w", w)):
+        of_type(f"{name} of metal.linear", each, torch.Tensor, "a torch tensor", f"torch.from_numpy({name}).to('mps')")
+        if not torch.backends.mps.is_available() or each.device.type != HERE:
+            place = str(each.device)
+            raise DeviceError(f"{name} of metal.linear", limit="tensors on mps", value=place, nearest="isogemm.linear")
+        if torch_name(each.dtype) not in TYPES:
+            raise DTypeError(
+                f"{name} of metal.linear", limit="float16 or float32", value=torch_name(each.dtype), nearest="float16"
+            )
+    if x.dtype != w.dtype:
+        both = f"{torch_name(x.dtype)} and {torch_name(w.dtype)}"
+        raise DTypeError("operands of metal.linear", limit="one type of floats", value=both, nearest="w.to(x.dtype)")
     if x.ndim != 2 or w.ndim != 2 or x.shape[1] != w.shape[1]:
         shapes = f"{list(x.shape)} and {list(w.shape)}"
         raise ShapeError(
             "operands of metal.linear", limit="x [m, k] and w [n, k]", value=shapes, nearest="two matrices"
         )
-    dtype = str(x.dtype).removeprefix("torch.")
-    if x.dtype != w.dtype or kernel == "gemv_q4_0":
-        raise DTypeError("operands of metal.linear", limit="one type of floats", value=kernel, nearest="gemv_simd")
+    (m, k), n = x.shape, len(w)
+    most = max(m, n, k, m * k, n * k, m * n)
+    if most >= MOST:
+        raise LimitError("elements of metal.linear", limit=f"below {MOST}", value=most, nearest="fewer rows at once")
+    for name, each in (("x", x), ("w", w)):
+        if not each.is_contiguous():
+            raise LayoutError(
+                f"strides of {name}", limit="rows side by side", value=each.stride(), nearest=f"{name}.contiguous()"
+            )
+    dtype = torch_name(x.dtype)
     refused = _refused(kernel, dtype)
     if refused:
         limit = f"the bits of {KERNELS[kernel].contract}"
         raise ContractError(f"{kernel} on this GPU", limit=limit, value=refused, nearest="isogemm.linear on the CPU")
-    return _launched(kernel, dtype, x.contiguous(), w.contiguous())
+    return _launched(kernel, dtype, x, w)
 
 
 @cache

@@ -8,7 +8,7 @@ from functools import cache
 
 from ...errors import OptionError
 from ...formats.blocks import format_of
-from .source import assembled, element, operand_b, vectors
+from .source import assembled, blocks, element, operand_b, vectors
 
 LANES = 32
 GUARD = 32  # bytes of two words by which threads tell each other what may be dropped, each filled up to 16
@@ -139,7 +139,7 @@ def _block_code(kernel: WgslKernel, fmt: str, *, fused: bool) -> str:
     constants = (
         dict(kernel.constants) | words | {"K_EACH": 4, "WORKGROUP": kernel.workgroup, "AHEAD": 8 if fused else 1}
     )
-    parts = ("params", "integers", fmt.lower(), "blocks", "runs", f"walk_{format_of(fmt).block}")
+    parts = ("params", "integers", *blocks(fmt), "runs", f"walk_{format_of(fmt).block}")
     return assembled(kernel.file, parts, constants, fused=fused, trusted=True)
 
 

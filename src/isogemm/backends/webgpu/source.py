@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from ...formats.blocks import format_of
 from .trusted import TRUSTED
 
 FOLDER = Path(__file__).parent / "wgsl"
@@ -143,12 +144,17 @@ def element(operand: str, dtype: str) -> str:
     return f"fn element_{operand}(i: u32) -> f32 {{ return {LOADS[dtype].format(words=f'{operand}_words')}; }}"
 
 
+def blocks(fmt: str) -> tuple[str, ...]:
+    """The parts that read the blocks of a format."""
+    return fmt.lower(), "blocks", *([] if format_of(fmt).offset else ["plain"])
+
+
 def operand_b(dtype: str) -> tuple[str, ...]:
     """The parts that take b[k, j]: from elements, or from blocks as ``Q4_0:float16``, rounded to that type."""
     fmt, _, rounded = dtype.partition(":")
     if not rounded:
         return element("b", dtype), "strided"
-    return fmt.lower(), "blocks", f"fn to_type(x: f32) -> f32 {{ return {ROUNDED[rounded]}; }}", "dequantized"
+    return *blocks(fmt), f"fn to_type(x: f32) -> f32 {{ return {ROUNDED[rounded]}; }}", "dequantized"
 
 
 def rounding_store(dtype: str) -> str:

@@ -3,7 +3,6 @@
 const BLOCK = 32u;
 const SUB = 32u;
 const ZERO = 8;
-const OFFSET = false;
 
 fn codes(row: u32, group: u32) -> u32 {
   return (word(row + 4u * (group / 8u) + (group & 3u)) >> (group & 4u)) & 0x0f0f0f0fu;
@@ -18,14 +17,6 @@ fn scale_of(row: u32, sub: u32) -> i32 {
   return 1;
 }
 
-fn min_of(row: u32, sub: u32) -> i32 {
-  return 0;
-}
-
 fn d_of(row: u32, block: u32) -> f32 {
   return half_of(half_at(2u * row + 8u * blocks_of() + block));
-}
-
-fn offset_of(row: u32, block: u32) -> f32 {
-  return 0.0;
 }

@@ -3,7 +3,6 @@
 const BLOCK = 256u;
 const SUB = 16u;
 const ZERO = 32;
-const OFFSET = false;
 
 fn codes(row: u32, group: u32) -> u32 {
   let half = group / 32u;
@@ -28,14 +27,6 @@ fn scale_of(row: u32, sub: u32) -> i32 {
   return signed_byte(word(row + 48u * blocks_of() + sub / 4u) >> (8u * (sub & 3u)));
 }
 
-fn min_of(row: u32, sub: u32) -> i32 {
-  return 0;
-}
-
 fn d_of(row: u32, block: u32) -> f32 {
   return half_of(half_at(2u * row + 104u * blocks_of() + block));
-}
-
-fn offset_of(row: u32, block: u32) -> f32 {
-  return 0.0;
 }

@@ -55,7 +55,7 @@ def array(x: Any, device: str | None = None) -> WebGpuArray:
     DeviceError
         There is no such device, it is not WebGPU's, or there is no driver.
     """
-    return from_numpy(x, _place(device))
+    return from_numpy(x, _webgpu_device(device))
 
 
 def measure(device: str | None = None) -> Crossovers:
@@ -71,12 +71,12 @@ def measure(device: str | None = None) -> Crossovers:
     OptionError, DeviceError
         As `array` has them.
     """
-    there = open_device(_place(device))
+    there = open_device(_webgpu_device(device))
     there.crossovers = measured(there.admissions)
     return there.crossovers
 
 
-def _place(device: str | None) -> DeviceId:
+def _webgpu_device(device: str | None) -> DeviceId:
     """The device of that name, or the preferred one; a DeviceError where it is another backend's."""
     found = find("webgpu" if device is None else device)
     if found.kind != "webgpu":

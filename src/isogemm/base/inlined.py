@@ -7,9 +7,6 @@ what is called from compiled code is only translated and linked; the entry that 
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from numba.core import compiler, typed_passes, untyped_passes
@@ -18,17 +15,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.dispatcher import _FunctionCompiler  # type: ignore[attr-defined]
 from numba.core.registry import CPUDispatcher, cpu_target
 
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Python's cyclic collector waits: a compiler makes millions of objects, and most of them live until it is done."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collects:
-            gc.enable()
+from .collector import uncollected
 
 
 class Part(JITCodeLibrary):  # type: ignore[misc]

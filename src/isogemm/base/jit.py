@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from .collector import uncollected
 from .disk import cache_folder, check_room
 from .progress import quiet, say
 
@@ -91,7 +92,7 @@ def compile_entry(signature: Any, function: Callable[..., Any], *, emitted: bool
     """
     from numba.core.sigutils import normalize_signature
 
-    from .inlined import entry, uncollected
+    from .inlined import entry
     from .kernel_cache import KernelCache
 
     global _seconds

@@ -10,8 +10,9 @@ Examples
 1.98x twice [1.95, 2.01] FASTER
 """
 
+from ..base.collector import uncollected
 from .ceilings import Ceilings, StreamingRead, Work, fp32_peak, measure_ceilings, streaming_read
-from .clock import WALL, Clock, CpuClock, QuietClock, Run, SubmitClock, SyncClock, WallClock, uncollected
+from .clock import WALL, Clock, CpuClock, QuietClock, Run, SubmitClock, SyncClock, WallClock
 from .limits import limit_threads
 from .rotation import cache_sizes, last_level_cache, rotate
 from .rows import SCHEMA, read_json, row, write_json

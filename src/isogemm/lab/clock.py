@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
+from ..base.collector import uncollected
+
 Run = Callable[[int], object]
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Hold the garbage collector off: it takes time, and a CUDA graph that it destroys ends a capture under way."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 class Clock(Protocol):

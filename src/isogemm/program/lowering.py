@@ -176,11 +176,11 @@ def _groups(rows: int, leaf: int, group: int) -> Iterator[tuple[int, int, int]]:
         yield whole * leaf, 1, rows % leaf
 
 
-def _by_rows(kernel: str, *, width: int = 0) -> Callable[[Lowered, GraphNode], None]:
+def _by_rows(kernel: str) -> Callable[[Lowered, GraphNode], None]:
     """An operation along rows of the first operand; vectors stand as they are."""
 
     def lower(to: Lowered, op: GraphNode) -> None:
-        n = width or to.values[op.reads[0]].shape[-1]
+        n = to.values[op.reads[0]].shape[-1]
         if op.kind == "head_norm":
             n = to.values[op.reads[1]].shape[0]
         rows = math.prod(to.values[op.reads[0]].shape) // n

@@ -42,7 +42,6 @@ def lines(
     colour: str = "way",
     *,
     titles: tuple[str, str],
-    dash: str = "",
     log: tuple[bool, bool] = (True, False),
 ) -> Any:
     """Lines with points over one quantity, as wide as the page; `titles` are those of the two axes."""
@@ -65,9 +64,7 @@ def lines(
         **_again(data, colour),
         "tooltip": [f"{colour}:N", f"{x}:Q", alt.Tooltip(f"{y}:Q", format=".4~g")],
     }
-    if dash:
-        encoding["strokeDash"] = alt.StrokeDash(f"{dash}:N", legend=_legend())
-    needed = {x, y, colour, *([dash] if dash else [])}
+    needed = {x, y, colour}
     return _sized(_only(data, needed).mark_line(point={"size": 36}, strokeWidth=2).encode(**encoding))
 
 

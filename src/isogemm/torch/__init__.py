@@ -14,7 +14,7 @@ except ModuleNotFoundError as error:
         raise
     raise ModuleNotFoundError('isogemm.torch needs torch: pip install "isogemm[torch]"', name="torch") from error
 
-from . import functional, ops, reductions
+from . import functional, reductions
 from .attention.calls import attention, scaled_dot_product_attention
 from .attention.dropout import sequence_seeds
 from .functional import addmm, baddbmm, bmm, grouped, grouped_linear, linear, mm
@@ -57,7 +57,6 @@ __all__ = [
     "linear",
     "main_grads",
     "mm",
-    "ops",
     "reductions",
     "restore",
     "scaled_dot_product_attention",

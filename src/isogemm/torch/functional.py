@@ -1,7 +1,7 @@
 """Products for torch with gradients: the calls that a model makes.
 
 Eager calls go straight to `isogemm`'s kernels; under torch.compile and function transforms they are the operators of
-`isogemm.torch.ops`, with the same bits.
+`torch.ops.isogemm`, with the same bits.
 """
 
 from __future__ import annotations

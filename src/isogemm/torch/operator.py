@@ -22,31 +22,6 @@ import torch
 from ..errors import DeviceError, OptionError
 from ..operands.tensors import is_traced
 
-__all__ = [
-    "Operator",
-    "Reverse",
-    "Tensor",
-    "asked_for",
-    "check_no_ddp",
-    "check_no_hooks",
-    "define",
-    "define_forward",
-    "differentiates",
-    "forward_alone",
-    "is_direct",
-    "is_plain",
-    "needs_gradient",
-    "records",
-    "refuse_ddp",
-    "refuse_forward_mode",
-    "refuse_meta",
-    "refuse_second",
-    "refuse_vmap",
-    "row_way",
-    "watched",
-    "way",
-]
-
 Tensor = Any  # torch is untyped to mypy
 
 # What may see an operator between the caller and the kernel.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..clock import Run, uncollected
+from ...base.collector import uncollected
+from ..clock import Run
 
 MOST_NODES = 128
 KEPT_SHARE = 1 / 8

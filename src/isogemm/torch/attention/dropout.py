@@ -24,7 +24,7 @@ from ..operator import Operator, Tensor, define, refuse_second, refuse_vmap
 from ..routing.elementwise import subnormals_kept
 from . import capped
 from .gradients import Forward, gradients
-from .ops import chosen
+from .ops import chosen, fake_gradients
 
 _MASK, _TURNS = 0xFFFFFFFF, ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -102,10 +102,6 @@ def _body_back(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, seeds: Tensor, *rest
         return gradients(dy, call, needs)
 
 
-def _fake_back(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return tuple([x.new_empty(x.shape if need else (0,)) for x, need in zip((q, k, v), rest[-1], strict=True)])
-
-
 def _back(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 13
@@ -171,7 +167,7 @@ _op = define(
 _op_back = define(
     "attention_with_dropout_backward",
     f"(Tensor dy, {_ARGUMENTS}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
-    _body_back, _fake_back, mutates=(), vmap=_VMAP,
+    _body_back, fake_gradients, mutates=(), vmap=_VMAP,
 )  # fmt: skip
 _attention = Operator("AttentionWithDropout", slice(4), _body, _op, None, _setup, _back, _VMAP)
 _gradient = Operator(

@@ -159,7 +159,7 @@ def _backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[
         return gradients(dy, call, needs)
 
 
-def _fake_backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def fake_gradients(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     shapes = zip((q, k, v), rest[-1], strict=True)
     return tuple([x.new_empty(x.shape if need else (0,)) for x, need in shapes])
 
@@ -221,7 +221,7 @@ attention_forward_op = define_forward(
 attention_backward_op = define(
     "attention_backward",
     f"(Tensor dy, {_CALL}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
-    _backward, _fake_backward, mutates=(), vmap=_vmap_backward,
+    _backward, fake_gradients, mutates=(), vmap=_vmap_backward,
 )  # fmt: skip
 _attention = Operator(
     "Attention", slice(3), _pair, attention_op, lambda *arguments: (attention_forward_op(*arguments), None),

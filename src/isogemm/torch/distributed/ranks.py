@@ -111,10 +111,6 @@ class Ranks:
         """The contract of one rank's part of a sum over all ranks, whose whole contract has the tree."""
         return f"{contract.arithmetic}/{f'tree{self.own_leaves}' if self.own_leaves > 1 else 'chain'}"
 
-    def whole(self, contract: Contract) -> str:
-        """The contract of a sum over all ranks."""
-        return f"{contract.arithmetic}/{self.order}"
-
     def part(self, what: str, length: int, block: int = 1) -> slice:
         """This rank's part of a dimension that a tree sums.
 

@@ -38,32 +38,6 @@ from ..operator import Operator, Tensor, define, define_forward, refuse_meta, re
 from ..routing.elementwise import subnormals_kept
 from .buffers import advance
 
-__all__ = [
-    "accumulate",
-    "addmm_op",
-    "baddbmm_op",
-    "bmm_op",
-    "call_grouped",
-    "call_linear",
-    "call_product",
-    "fit",
-    "grouped",
-    "grouped_op",
-    "linear",
-    "linear_forward_op",
-    "linear_op",
-    "mm_op",
-    "product",
-    "product_forward_op",
-    "refuse_recorded",
-    "remember_orders",
-    "resolved",
-    "walk",
-    "walk_op",
-    "wider",
-    "with_order",
-]
-
 
 def resolved(contract: str, a: Tensor, b: Tensor) -> Contract:
     """The contract of a product: the one asked for, or the default of the operands' device and dtypes."""

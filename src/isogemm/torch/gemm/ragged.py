@@ -21,6 +21,7 @@ import torch
 from ...api import products as api
 from ...contract.spec import Contract
 from ...errors import DeviceError, OptionError, ShapeError
+from ..arguments import contract_text
 from ..device import column
 from .products import resolved
 
@@ -72,7 +73,7 @@ def _by_device(contract: Contract | str | None, a: Tensor, b: Tensor, offs: Tens
     """The first and the third form by kernels that read offsets on the device; None where there are none."""
     if not _on_gpu(a, b, offs) or a.dim() == 3 or not a.numel() or not offs.is_contiguous():
         return None
-    asked = "" if contract is None else str(contract)
+    asked = contract_text(contract)
     kernels, rest = column("grouped", "cuda"), (offs, asked, out_dtype, lambda: resolved(asked, a, b))
     if b.dim() == 2:
         return kernels.outer(a.mT, b, *rest, ends=True)

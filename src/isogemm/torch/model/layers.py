@@ -14,10 +14,10 @@ from torch.nn.modules import module as everywhere
 from ...base import arguments
 from ...contract.spec import Contract, ContractLike, as_contract
 from ...errors import OptionError
-from .. import functional, ops, reductions
-from ..arguments import is_uncast
-from ..operator import check_no_hooks
-from ..ops import Tensor, with_order
+from .. import functional, operator, reductions
+from ..arguments import contract_text, is_uncast
+from ..gemm import products
+from ..operator import Tensor, check_no_hooks
 
 
 class Converted:
@@ -87,7 +87,7 @@ def checked(contract: ContractLike | None, grad_order: str) -> tuple[Contract | 
     """The contract as a value, after the gradient's order was found to fit it; else a ContractError."""
     chosen = None if contract is None else as_contract(contract)
     arguments.of_type("grad_order", grad_order, str, "chain, leafL or treeN", "leaf4096")
-    with_order(chosen or Contract(), grad_order)
+    products.with_order(chosen or Contract(), grad_order)
     return chosen, grad_order
 
 
@@ -185,9 +185,9 @@ class Transposed(Converted):
 
 def inferred(x: Tensor, weight: Tensor, bias: Tensor | None, contract: Contract | None) -> Tensor:
     """x @ weight.T + bias where nothing is recorded: the shortest way to the kernel, unless something watches."""
-    if torch.compiler.is_compiling() or not ops.is_plain(x, weight, bias):
+    if torch.compiler.is_compiling() or not operator.is_plain(x, weight, bias):
         return functional.linear(x, weight, bias, contract=contract)
-    return ops.linear(x, weight, bias, "" if contract is None else str(contract), None)
+    return products.linear(x, weight, bias, contract_text(contract), None)
 
 
 class RMSNorm(Converted, torch.nn.RMSNorm):  # type: ignore[misc]

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import torch
 
 from ...errors import OptionError
-from .. import ops, reductions
+from .. import operator, reductions
 from ..gemm.merged import are_rows_of, merged_op
-from ..ops import Tensor
+from ..operator import Tensor
 from ..routing.scope import invariant
 from .layers import Converted, Linear, has_hooks, inferred, is_awaited
 from .own_code import own
@@ -71,7 +71,7 @@ class Merging(Converted):
         if not (whole is None or torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type)):
             if torch.compiler.is_compiling():
                 y = _merged_later(x, layers, whole, buffers["merged_bias"])
-            elif ops.is_plain(x) and self.is_merged():
+            elif operator.is_plain(x) and self.is_merged():
                 y = inferred(x, whole, buffers["merged_bias"], layers[0].contract)
         if y is None:
             return [layer(x) for layer in layers]

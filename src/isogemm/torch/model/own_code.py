@@ -20,7 +20,7 @@ from ...errors import OptionError
 from .. import functional, reductions
 from ..attention.calls import scaled_dot_product_attention
 from ..device import DTYPES
-from ..ops import Tensor
+from ..operator import Tensor
 from .layers import Converted
 
 _F = torch.nn.functional

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .. import reductions
-from ..ops import Tensor
+from ..operator import Tensor
 from . import layers, traced
 from .layers import Converted
 from .merging import GatedAct, GatedMLP

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...base.seen import Seen
-from ..ops import Tensor
+from ..operator import Tensor
 
 # What moves elements and makes none; so do views.
 _MOVES = frozenset({"_unsafe_view", "cat", "clone", "contiguous"})

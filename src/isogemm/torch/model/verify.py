@@ -15,7 +15,7 @@ import torch
 from ...base import arguments
 from ...errors import OptionError
 from ...operands.tensors import words
-from ..ops import Tensor
+from ..operator import Tensor
 
 _TOKENS, _BATCH, _PAD = 21, 5, 3  # a prompt has a length that is no size of a model
 

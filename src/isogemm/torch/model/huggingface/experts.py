@@ -13,7 +13,7 @@ import torch
 
 from ....contract.spec import Contract
 from ...gemm.products import resolved, with_order
-from ...ops import Tensor
+from ...operator import Tensor
 from ..layers import Converted
 from ..own_code import OwnBlock, OwnCode, own, unsafe
 from ..recognition import PLAIN, Match, agrees, mixed, random, stand_in, touched

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ...ops import Tensor
+from ...operator import Tensor
 from ..layers import Converted
 from ..own_code import OwnBlock, unsafe
 from ..recognition import Match, mixed, random, touched

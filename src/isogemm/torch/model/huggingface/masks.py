@@ -27,7 +27,7 @@ import torch
 
 from ....contract.attention import LEAF
 from ....errors import OptionError
-from ...ops import Tensor
+from ...operator import Tensor
 
 masking_utils: Any = None  # transformers' module, since `bind`: code that torch compiles cannot import a lazy package's
 HEADER = 16  # bytes; a multiple of it keeps rows aligned

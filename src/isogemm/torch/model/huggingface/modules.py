@@ -19,7 +19,7 @@ from ....errors import OptionError
 from ... import reductions
 from ...attention.calls import attention, scaled_dot_product_attention
 from ...attention.dropout import seeds_of
-from ...ops import Tensor
+from ...operator import Tensor
 from ..layers import Converted, RowNorm, is_awaited
 from ..merging import Merging
 from . import masks as masks

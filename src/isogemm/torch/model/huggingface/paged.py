@@ -15,7 +15,7 @@ import torch
 from ....contract.attention import LEAF
 from ....errors import OptionError
 from ...attention.calls import attention
-from ...ops import Tensor
+from ...operator import Tensor
 
 PAGED = "paged|isogemm"  # transformers before 5.19 puts its prefix before the name that a model has
 

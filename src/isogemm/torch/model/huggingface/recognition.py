@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ...ops import Tensor
+from ...operator import Tensor
 from ..layers import Transposed
 from ..recognition import PLAIN, Looks, Match, agrees, differs, magnitudes, random, random_linear, stand_in, touched
 from ..traced import Formula, Hidden, Other

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...ops import Tensor
+from ...operator import Tensor
 from ..recognition import PLAIN, agrees, differs, stand_in, touched
 from ..traced import Formula
 from .modules import Rotary, tables

@@ -22,7 +22,7 @@ import torch
 
 from ....errors import OptionError
 from ... import functional, reductions
-from ...ops import Tensor
+from ...operator import Tensor
 from ...routing.rows import chained_softmax
 from ...rows.gradients import softmax_back
 from ..layers import Converted

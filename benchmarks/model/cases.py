@@ -147,6 +147,7 @@ def _parts() -> list[Case]:
     rows = [(1, 4096), (4096, 1024), (4096, 4096)]
     found = [Case("parts", "rms_norm", "graph", 1, m, n, calls=16) for m, n in rows]
     found += [Case("parts", name, "graph", 1, 4096, 4096, calls=16) for name in ("layer_norm", "softmax")]
+    found.append(Case("parts", "softmax", "graph", 1, 4096, 151936, calls=2))
     found.append(Case("parts", "silu_mul", "graph", 1, 4096, 12288, calls=16))
     found += [Case("parts", "attention", "graph", batch, 4096, 4096, calls=4) for batch in (1, 4)]
     found += [

@@ -13,6 +13,7 @@ from .shapes import causal
 __all__ = ["cases"]
 
 SEQUENCES, LAYERS = 8, 4
+UNPADDED = {"full_attention": None}  # else compiled code has a table of [queries, keys], for rows that might be packed
 
 
 class Trained:
@@ -32,7 +33,7 @@ class Trained:
 
         from isogemm.torch import reductions
 
-        logits = self.model(part, use_cache=False).logits[:, :-1]
+        logits = self.model(part, use_cache=False, attention_mask=UNPADDED).logits[:, :-1]
         if self.converted:
             log_p = reductions.log_softmax(logits, out_dtype=torch.float32)
             total = reductions.sum(log_p.gather(-1, part[:, 1:, None]).flatten())

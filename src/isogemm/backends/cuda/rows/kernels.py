@@ -19,7 +19,8 @@ from .family import RowsKernel
 LONGEST = 16384  # elements of a row that a block holds
 CLUSTER_BYTES = 226 * 1024  # of a row's eighth
 CLUSTERS = 16  # of eight blocks, that an H200 runs at once
-SLOTS = 132 * 16  # warps that keep an H200 busy
+MULTIPROCESSORS = 132  # of an H200
+SLOTS = MULTIPROCESSORS * 16  # warps that keep it busy
 
 
 class Held(RowsKernel):
@@ -47,16 +48,19 @@ class Held(RowsKernel):
 
 
 class Long(RowsKernel):
-    """Rows of any length, read once for each pass."""
+    """Rows of any length, read once for each pass.
+
+    Where there are more rows than multiprocessors, two blocks share one: while one waits for a row the other computes.
+    """
 
     file, function = "long", "rows"
     rows = (33,), (2, 3, 2, 3)
 
     def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
-        return {"THREADS": 1024, "U": 4}
+        return {"THREADS": 1024 if case.count <= MULTIPROCESSORS else 512, "U": 4}
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
-        return {"grid": (case.count,), "block": (1024,), "shared": 4 * (2 * 16384 + 128)}
+        return {"grid": (case.count,), "block": (code.threads,), "shared": 4 * (2 * 16 * code.threads + 128)}
 
     def lengths(self, code: Code) -> tuple[int, ...]:
         return (16388, 33028) if code.vec else (130, 33027)
@@ -107,7 +111,7 @@ class Rope(RowsKernel):
         if not chosen["NORM"]:
             return {}
         groups = -(-2 * case.n // 128)
-        each, teams = (4 if groups == 1 and case.count >= 4 * SLOTS else 1), (4 if case.count > 132 else 1)
+        each, teams = (4 if groups == 1 and case.count >= 4 * SLOTS else 1), (4 if case.count > MULTIPROCESSORS else 1)
         return {"H": max(groups, 1), "EACH": each, "TEAMS": teams, "ANGLES": vector and chosen["ANGLES"]}
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:

@@ -106,7 +106,7 @@ template <int P> DEVICE void pass(const Source& source, float eps, float* s) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
 rows(const void* x, const void* other, const void* weight, const void* bias, void* out, void* second,
      const __grid_constant__ Place place, i64 x_c, i64 g_c, i64 w_c, i64 b_c, int n, float eps) {
   const Columns column = {x_c, g_c, w_c, b_c};

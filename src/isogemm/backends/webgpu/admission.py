@@ -91,7 +91,7 @@ class AdapterAdmissions:
             ):
                 continue
             for subgroup in (self.adapter.subgroup, 0):
-                code = code_of(name, types, across=across, subgroup=subgroup, fused=fused)
+                code = code_of(name, types, across=across, subgroup=subgroup, fused=fused, start=start)
                 refused = self.verdict(name, types, code) or (self.verdict(name, types, code, start) if start else "")
                 if not refused:
                     return code, ""

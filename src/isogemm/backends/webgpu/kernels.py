@@ -101,7 +101,7 @@ def kernel_of(name: str) -> WgslKernel:
     return KERNELS[name] if name in KERNELS else _of_vectors(name)
 
 
-def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, fused: bool) -> str:
+def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, fused: bool, start: bool = False) -> str:
     """The WGSL of a kernel for operands of these types.
 
     Parameters
@@ -112,10 +112,12 @@ def code_of(name: str, types: tuple[str, str], *, across: bool, subgroup: int, f
         Neighbouring columns of b are neighbours in memory; else neighbouring k are.
     subgroup : int
         The least size of a subgroup; 0 without subgroups.
+    start : bool
+        For sums that begin with what out holds: kernels of whole vectors look whether `fma` may drop any of it.
     """
     kernel = kernel_of(name)
     if kernel.words:
-        return _vector_code(kernel, types, across=across, subgroup=subgroup, fused=fused)
+        return _vector_code(kernel, types, across=across, subgroup=subgroup, fused=fused, start=start)
     if kernel.order == "integers":
         return _block_code(kernel, types[1], fused=fused)
     constants: dict[str, int | bool | str] = dict(kernel.constants)
@@ -143,13 +145,15 @@ def _block_code(kernel: WgslKernel, fmt: str, *, fused: bool) -> str:
     return assembled(kernel.file, parts, constants, fused=fused, trusted=True)
 
 
-def _vector_code(kernel: WgslKernel, types: tuple[str, str], *, across: bool, subgroup: int, fused: bool) -> str:
+def _vector_code(
+    kernel: WgslKernel, types: tuple[str, str], *, across: bool, subgroup: int, fused: bool, start: bool
+) -> str:
     """The code of a kernel whose operands lie at whole vectors; both have one type."""
     held = 1 if types[0] == "float32" else 2
     at = dict(kernel.constants)
     each = kernel.words * held
     at |= {"WORDS": kernel.words, "HELD": held, "EACH": each, "WORKGROUP": kernel.workgroup}
-    at |= {"GUARDS": int(types[0] != "float16")}
+    at |= {"GUARDS": int(start or types[0] != "float16")}  # products of float16 are far from small
     constants: dict[str, int | bool | str] = dict.fromkeys(("WordA", "WordB"), f"vec{kernel.words}<u32>")
     parts = ["params", "integers", "rows", "strided", *vectors(types[0], kernel.words), "guard"]
     if kernel.order == "lanes":

@@ -52,13 +52,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
   #end
   #end
   #end
+  #for g in GUARDS
   var drops = false;
+  #end
   if (p.start == 1u) {
     #for g in GROUPS
     #for c in FOUR
     #for q in FOURS
     acc_$g_$c_$q = begun(i + $gu * DOWN_M * 4u + ty * 4u + $cu, j + $qu * ACROSS_N * 4u + tx * 4u);
+    #for h in GUARDS
     drops = drops || may_drop_start(acc_$g_$c_$q);
+    #end
     #end
     #end
     #end
@@ -143,12 +147,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     }
   }
   #for g in GUARDS
-  drops = operands_drop(least(low_a), least(low_b), local) || drops;
-  #end
-  if (GUARDS + p.start > 0u && any_drops(drops, local)) {
+  if (chain_drops(drops, least(low_a), least(low_b), local)) {
     exact_chains(i, j, TILE_M, TILE_N, local);
     return;
   }
+  #end
   #for g in GROUPS
   #for c in FOUR
   #for q in FOURS
@@ -184,12 +187,12 @@ fn finished(i: u32, j: u32, x: vec4<f32>) {
   }
 }
 
-// Whether sums of a workgroup may drop a number for their operands, by the least numbers that each of its threads has seen: those of one
+// Whether sums of a workgroup may drop a number, by the least numbers that each of its threads has seen: those of one
 // thread meet those of the others.
 var<workgroup> greatest_a: atomic<u32>;  // ~Low
 var<workgroup> greatest_b: atomic<u32>;
 
-fn operands_drop(low_a: u32, low_b: u32, local: u32) -> bool {
+fn chain_drops(drops: bool, low_a: u32, low_b: u32, local: u32) -> bool {
   if (local == 0u) {
     atomicStore(&greatest_a, 0u);
     atomicStore(&greatest_b, 0u);
@@ -198,7 +201,7 @@ fn operands_drop(low_a: u32, low_b: u32, local: u32) -> bool {
   atomicMax(&greatest_a, ~low_a);
   atomicMax(&greatest_b, ~low_b);
   workgroupBarrier();
-  return may_drop(~atomicLoad(&greatest_a), ~atomicLoad(&greatest_b));
+  return any_drops(drops || may_drop(~atomicLoad(&greatest_a), ~atomicLoad(&greatest_b)), local);
 }
 
 // All outputs of a tile by integers.

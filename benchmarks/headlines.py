@@ -62,8 +62,8 @@ def _gpu() -> str:
     timed = [f"gpu-h200-{day}-random-{seed}-tuned.json" for day, seed in TIMED]
     return (
         "**Speed on a GPU.** 16-bit products of sizes drawn at random (N and K multiples of 8), against the fastest of "
-        f"torch's ways, in the geometric mean: {_drawn(chosen)} as models choose, {_drawn(timed)} others after live "
-        "timing ([H200s, ten draws](docs/performance.md#products-on-a-gpu)). bfloat16 "
+        f"torch's ways, in the geometric mean: {_drawn(chosen)} with kernels that a cost model chose, {_drawn(timed)} "
+        "others with kernels timed at run time ([H200s, ten draws](docs/performance.md#products-on-a-gpu)). bfloat16 "
         f"linears of language models, from a table: {cell(torch)} times torch's speed, {cell(peer)} times that of "
         f"{PEER}, geometric mean and range ({_link('H200', GPU)}). A whole model decodes eight sequences at "
         f"{whole:.2f} times the speed of torch compiled, in CUDA graphs ({_link('H200', MODEL_COMPILED)})."

@@ -206,9 +206,9 @@ def program_section(runs: Sequence[Row], sources: Sequence[str]) -> str:
     out = [
         *wrapped(
             "A training step of a decoder (hidden 512, 4 layers, float32, AdamW), as a program and by torch "
-            f"{packages['torch']}, interleaved, {cpu['model']} ({cpu['core']}); above 1 the program is faster. Medians "
-            "of rounds and 95 % intervals, and the least round of each. torch's threads spin while they wait, or with "
-            "OMP_WAIT_POLICY=passive sleep."
+            f"{packages['torch']} (its AdamW fused), interleaved, {cpu['model']} ({cpu['core']}); above 1 the program "
+            "is faster. Medians of rounds and 95 % intervals, and the least round of each. torch's threads spin while "
+            "they wait, or with OMP_WAIT_POLICY=passive sleep."
         ),
         "",
         f"| threads | wait | rounds, load | program | / {CONVERTED} | / {PLAIN} | least of each | memory | canaries |",

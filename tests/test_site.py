@@ -45,10 +45,10 @@ def test_the_readme_s_times_and_answers_are_those_of_the_committed_files():
     for words in (
         f"a first product took {first['product']} s, the model above {first['model']} s",
         f"as in an image, in {first['warm']} s",
-        f"`make demo` took {first['demo']} s there the first time, on two cores, downloads apart, "
-        f"and {again['demo']} s again",
-        f"NumPy's products {changed['numpy']} of {len(answers) // 2} answers",
-        f"with isogemm's {changed['isogemm']} of {len(answers) // 2}",
+        f"`make demo` took {first['demo']} s there the first time, with installing and compiling but without "
+        f"downloads, and {again['demo']} s again",
+        f"NumPy gives {changed['numpy']} of {len(answers) // 2} answers",
+        f"isogemm {changed['isogemm']} of {len(answers) // 2} ",
     ):
         assert words in told, words
 

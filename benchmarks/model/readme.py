@@ -33,8 +33,8 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             "`enable(rows=False, attention=False)`), and where everything from tokens to logits is (`convert(model)`). "
             "Decoding has 1024 tokens of context. Where everything is converted, a norm, a gate and a rotation are one "
             "kernel each; in transformers' modules they are several of torch's, unless a compiler fuses them: "
-            "speed over plain torch that is not compiled is for a large part that fusion, and torch at its best is in "
-            "the rows of torch.compile."
+            "speed over plain torch that is not compiled is for a large part that fusion, and torch with a "
+            "compiler, by its default mode, is in the rows of torch.compile."
         ),
         "",
         "| | | plain torch | " + " | ".join(VARIANTS) + " |",

@@ -34,6 +34,11 @@ def _floats(task, place, count):
 
 
 @njit
+def _part(task, place, begin, end):
+    return carray(pointer_to_floats(task[ADDRESSES + place] + 4 * begin), (end - begin,))
+
+
+@njit
 def _range(task, chunk):
     begin = chunk * task[PER_CHUNK]
     return begin, min(task[TOTAL], begin + task[PER_CHUNK])
@@ -322,15 +327,14 @@ def loss_back(task, chunk, scratch):
 def adamw(task, chunk, scratch):
     """w, m and v after one step of AdamW, by elements; the scalars are those of `isogemm.program.executor.scalars`."""
     task = carray(task, (WORDS,))
-    n = task[TOTAL]
-    g, s, w = _floats(task, 0, n), _floats(task, 1, 8), _floats(task, 2, n)
-    m, v = _floats(task, 3, n), _floats(task, 4, n)
-    decay, b1, c1, b2, c2, root, eps, rate = s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]
     begin, end = _range(task, chunk)
-    for i in range(begin, end):
-        m[i] = m[i] * b1 + g[i] * c1
-        v[i] = v[i] * b2 + (g[i] * g[i]) * c2
-        w[i] = w[i] * decay - rate * divide(m[i], divide(square_root(v[i]), root) + eps)
+    g, s, w = _part(task, 0, begin, end), _floats(task, 1, 8), _part(task, 2, begin, end)
+    m, v = _part(task, 3, begin, end), _part(task, 4, begin, end)
+    decay, b1, c1, b2, c2, root, eps, rate = s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7]
+    for i in range(end - begin):  # from 0, or the compiler would not see that no index is negative
+        mean, square = m[i] * b1 + g[i] * c1, v[i] * b2 + (g[i] * g[i]) * c2
+        m[i], v[i] = mean, square
+        w[i] = w[i] * decay - rate * divide(mean, divide(square_root(square), root) + eps)
 
 
 @njit

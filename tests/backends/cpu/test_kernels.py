@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, product, values
+from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, poisoned, product, values
 
 import isogemm
 from isogemm.backends.cpu.emit.target import target
@@ -453,3 +453,26 @@ def test_orders_of_leaves(contract: str, stored: str) -> None:
         out = Guarded((m, n), dtype)
         execute.gemm(a, b, out.view, Settings(isogemm.Contract.parse(contract), alpha=0.5))
         out.check(product(a, plain, contract, alpha=0.5, out_dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [0, 1, 16, 33, 100])
+def test_leaves_meet_where_their_sums_go(k, dtype):
+    """Into new memory, into C itself, by columns, from C and with an epilogue behind; a leaf of -0 after +0 is +0."""
+    a, b = values((37, k), dtype, seed=1, special=True), values((k, 29), dtype, seed=2, special=True)
+    a[3] = 0
+    if k:
+        a[3, -1], b[-1] = -1e-30, 1e-30  # products that fma rounds to -0 where the type is float32
+    start = values((37, 29), seed=3, special=True)
+    for contract in ("fma/leaf16", "fma/leaf40"):
+        for out in (poisoned((37, 29)), poisoned((29, 37)).T, poisoned((37, 40))[:, 5:34]):
+            isogemm.matmul(a, b, out=out, contract=contract, out_dtype="float32")
+            assert_same(out, product(a, b, contract, out_dtype="float32"))
+        for more in ({"accumulate": True}, {"beta": 1.0}, {"beta": -0.5, "alpha": 2.0}):
+            want = product(a, b, contract, c=start, out_dtype="float32", **more)
+            into = start.copy()
+            assert isogemm.gemm(a, b, into, contract=contract, out=into, out_dtype="float32", **more) is into
+            assert_same(into, want)
+            assert_same(isogemm.gemm(a, b, start, contract=contract, out_dtype="float32", **more), want)
+        narrow = isogemm.matmul(a, b, contract=contract, out_dtype="bfloat16")
+        assert_same(narrow, product(a, b, contract, out_dtype="bfloat16"))

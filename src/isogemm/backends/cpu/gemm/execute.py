@@ -215,7 +215,10 @@ def _by_definition(items: Sequence[Item], asked: Settings, bias: Array | None) -
         if asked.contract.order.kind == "lanes":
             sums = sums_of_lanes(a, b)
         elif asked.contract.arithmetic == "fma":
-            sums = sums_of_leaves(gemm, a, b, asked.contract, start)
+            into = out if out.dtype == FLOAT32 and added is None else np.empty(out.shape, np.float32)
+            sums = sums_of_leaves(gemm, a, b, asked.contract, start, into)
+            if sums is out and a.shape[1] and asked.alpha == 1 and bias is None:
+                continue  # as the last leaf's epilogue left it
         else:
             sums = reference.evaluate(a, b, asked.contract, start)
         out[...] = reference.epilogue(sums, alpha=asked.alpha, beta=asked.beta, c=added, bias=bias, out_dtype=out.dtype)

@@ -17,29 +17,33 @@ from ....contract.spec import Contract
 from ....problem.settings import PLAIN
 
 Array = NDArray[Any]
+ADDED = PLAIN._replace(beta=1.0)  # to C, which is the total so far
 
 
 def sums_of_leaves(
-    gemm: Callable[..., None], a: Array, b: Array, contract: Contract, c: Array | None
-) -> NDArray[np.float32]:
-    """The accumulators of a @ b; `gemm` computes the chains, and the running total of leaves starts from `c`."""
-    shape = a.shape[0], b.shape[1]
+    gemm: Callable[..., None], a: Array, b: Array, contract: Contract, c: Array | None, total: Array
+) -> Array:
+    """The accumulators of a @ b; `gemm` computes the chains, and the running total of leaves starts from `c`.
 
-    def leaf(start: int, end: int) -> NDArray[np.float32]:
-        part = np.empty(shape, np.float32)
-        gemm(a[:, start:end], b[start:end], part, PLAIN)
-        return part
-
+    Those of leafL are in `total`, float32, which may be `c`: a kernel adds the total so far to a tile of a leaf's sums.
+    """
     leaves = contract.order.leaves(a.shape[1], contract.block)
-    with np.errstate(all="ignore"), ieee_defaults():
-        if contract.order.kind == "tree":
-            return _tree([leaf(*bounds) for bounds in leaves])
-        total = np.zeros(shape, np.float32)
-        if c is not None:
-            total[...] = c
-        for start, end in leaves:
-            total += leaf(start, end)
-        return total
+    if contract.order.kind == "tree":
+        with np.errstate(all="ignore"), ieee_defaults():
+            return _tree([_chain(gemm, a[:, start:end], b[start:end]) for start, end in leaves])
+    so_far = np.broadcast_to(np.zeros(total.shape[1], np.float32), total.shape) if c is None else c
+    for start, end in leaves:
+        gemm(a[:, start:end], b[start:end], total, ADDED, c=so_far)
+        so_far = total
+    if so_far is not total:
+        total[...] = so_far
+    return total
+
+
+def _chain(gemm: Callable[..., None], a: Array, b: Array) -> NDArray[np.float32]:
+    out = np.empty((a.shape[0], b.shape[1]), np.float32)
+    gemm(a, b, out, PLAIN)
+    return out
 
 
 def _tree(parts: list[NDArray[np.float32]]) -> NDArray[np.float32]:

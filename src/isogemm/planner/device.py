@@ -15,6 +15,7 @@ The columns besides products are modules, loaded when first asked for (`Device.c
   own. On the host, ``prepare``, ``gemm``, ``quantize`` and ``dequantize``: what `isogemm.quant` makes of bytes.
 - ``rows``: operations along rows, as `isogemm.torch.reductions` calls them.
 - ``attention``: attention, as `isogemm.torch.attention` calls it.
+- ``row_gradients``: of the host, gradients of operations along rows that a kernel takes; torch makes the others.
 - ``row_sums``, ``attention_steps``: of devices whose memory the host cannot read, sums over rows and the steps between
   the products of attention's gradients; elsewhere torch makes both of single operations.
 """

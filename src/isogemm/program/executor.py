@@ -175,18 +175,12 @@ def _launch(keep: list[Any], entry_point: int, task: Array, scratch: int, thread
 def _kernel(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """A kernel of `kernels.KERNELS`."""
     threads, tile, chunks = _chunks(call, entry)
-    task = np.zeros(kernels.WORDS, np.int64)
-    number = call.options.get("eps", call.options.get("number", 0.0))
-    task[kernels.TOTAL : kernels.ADDRESSES] = (
-        call.extent, tile, call.shape[1], float32_bits(number), call.options.get("first", 0),
-        call.options.get("second", 0),
-    )  # fmt: skip
-    if call.kernel == "attention_steps":
-        task[kernels.NUMBER] = float32_bits(float(factor(None, call.options["width"])))
-    for place, x in enumerate(arrays):
-        task[kernels.ADDRESSES + place] = x.ctypes.data
-    name = call.kernel
-    return _launch(keep, address_of(kernels.KERNELS[name]), task, kernels.scratch_bytes(call.shape[1]), threads, chunks)
+    options, name, n = call.options, call.kernel, call.shape[1]
+    number = options.get("eps", options.get("number", 0.0))
+    if name == "attention_steps":
+        number = float(factor(None, options["width"]))
+    task = kernels.task_of(call.extent, tile, n, number, arrays, options.get("first", 0), options.get("second", 0))
+    return _launch(keep, address_of(kernels.KERNELS[name]), task, kernels.scratch_bytes(n), threads, chunks)
 
 
 def _move(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:

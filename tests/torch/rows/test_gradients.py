@@ -201,3 +201,34 @@ def test_without_recording_nothing_is_recorded():
     assert quiet.grad_fn is None
     assert recorded.grad_fn is not None
     assert torch.equal(quiet, recorded.detach())
+
+
+@pytest.mark.parametrize("shape", [(3, 1), (5, 127), (2, 3, 128), (7, 129), (4, 1000), (0, 8), (3, 0)], ids=str)
+@pytest.mark.parametrize("name", ["rms_norm", "layer_norm", "silu_mul"])
+def test_gradients_by_a_kernel_are_those_of_the_formulas(name, shape, monkeypatch):
+    """Dense float32 has a kernel of the host; what lies otherwise, or is of 16 bits, torch's single operations."""
+    gradients = pytest.importorskip("isogemm.torch.rows.gradients")
+    function, _, full, single = CASES[name]
+    given = [torch.exp2(8 * drawn(*shape, seed=i)) * drawn(*shape, seed=i + 4) for i in range(full)]
+    given += [drawn(shape[-1], seed=i + 7) for i in range(single)]
+    for x in given:
+        x.reshape(-1)[::5] *= 0.0  # of either sign
+        x.reshape(-1)[1::7] *= 1e-38
+    dy, by, kernel = drawn(*shape, seed=9), [], gradients._kernel
+
+    def noted(*arguments):
+        by.append((found := kernel(*arguments)) is not None)
+        return found
+
+    def taken(dy, dtype=torch.float32):
+        leaves = [x.to(dtype).requires_grad_() for x in given]
+        found = torch.autograd.grad(function(*leaves), leaves, dy.to(dtype))
+        return [x.contiguous().view(torch.int16 if dtype is torch.bfloat16 else torch.int32) for x in found]
+
+    monkeypatch.setattr(gradients, "_kernel", noted)
+    found, apart = taken(dy), taken(torch.stack((dy, dy), -1)[..., 0])
+    narrow = taken(dy, torch.bfloat16)
+    assert by == [True, not dy.numel(), False]
+    monkeypatch.setattr(gradients, "_kernel", lambda *_: None)
+    for got, want in ((found, taken(dy)), (apart, taken(dy)), (narrow, taken(dy, torch.bfloat16))):
+        assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))

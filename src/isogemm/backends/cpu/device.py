@@ -21,14 +21,19 @@ from .short import recall
 __all__ = ["HostDevice", "count", "current", "open_device", "recall", "usable"]
 
 Array = NDArray[Any]
-COLUMNS = (("quant", "products"), ("rows", "run"), ("attention", "run"))
+COLUMNS = {
+    "quant": "quant.products",
+    "rows": "rows.run",
+    "attention": "attention.run",
+    "row_gradients": "rows.gradients",
+}
 
 
 class HostDevice(Device):
     """This machine's memory and processors."""
 
     place, packed = HOST, PackedWeight
-    columns: ClassVar = {name: f"isogemm.backends.cpu.{name}.{module}" for name, module in COLUMNS}
+    columns: ClassVar = {name: f"isogemm.backends.cpu.{module}" for name, module in COLUMNS.items()}
     gemm = staticmethod(execute.gemm)
     again, learn = staticmethod(execute.again), staticmethod(execute.learn)
     gemm_batched = staticmethod(execute.gemm_batched)

@@ -7,13 +7,19 @@ cuts them reaches no bit.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 from numba import carray
 from numba.core import types
+from numpy.typing import NDArray
 
 from ...base.jit import njit
 from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS
 from .emit.pointers import pointer_to_bytes, pointer_to_floats, pointer_to_words
 from .emit.scalars import as_bits, as_float, divide
+from .gemm.tasks import float32_bits
 from .rows.loops import LANES, _exp, _lane_sum, square_root
 
 # Words of a task array behind the pool's eight: what is cut, how much of it a chunk has, the other extent, a number as
@@ -383,6 +389,17 @@ KERNELS = {
     "silu_mul_back": silu_mul_back, "rms_norm_back": rms_norm_back, "layer_norm_back": layer_norm_back,
     "row_dot": row_dot, "attention_steps": attention_steps, "loss": loss, "loss_back": loss_back, "adamw": adamw,
 }  # fmt: skip
+
+
+def task_of(
+    total: int, per_chunk: int, width: int, number: float, arrays: Sequence[NDArray[Any]], first: int = 0,
+    second: int = 0,
+) -> NDArray[np.int64]:  # fmt: skip
+    """A kernel's task; arrays are float32 and dense, and have to last as long as it."""
+    task = np.zeros(WORDS, np.int64)
+    task[TOTAL:ADDRESSES] = total, per_chunk, width, float32_bits(number), first, second
+    task[ADDRESSES : ADDRESSES + len(arrays)] = [x.ctypes.data for x in arrays]
+    return task
 
 
 def scratch_bytes(columns: int) -> int:

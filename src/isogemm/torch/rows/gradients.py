@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from ...api.products import matmul
+from ...base.dtypes import FLOAT32
 from ...errors import ShapeError
+from ...operands.memory import empty
 from ...operands.tensors import memory
 from ..device import column
 from .direct import direct, launched
@@ -108,6 +110,17 @@ def _over_rows(of: Recording, place: int, like: Tensor | None, terms: Any) -> Te
     return found
 
 
+def _kernel(kind: str, operands: tuple[Tensor, ...], count: int, eps: float = 0.0) -> list[Tensor] | None:
+    """`count` results like the first operand by a kernel of the host; None where one is not float32, or not dense."""
+    if not all(x.dtype is _FLOAT32 and x.is_contiguous() for x in operands):
+        return None
+    made = [empty(tuple(operands[0].shape), FLOAT32) for _ in range(count)]
+    arrays = [memory("operand", x) for x in operands] + [array for _, array in made]
+    n = operands[0].shape[-1]
+    column("row_gradients", "cpu").run(kind, arrays, operands[0].numel() // max(n, 1), n, eps)
+    return [tensor for tensor, _ in made]
+
+
 def norm(of: Recording, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tensor | None = None) -> Grads:
     """`norm_back` of ``r = 1 / sqrt(mean(d**2) + eps)``, ``h = d * r``: d is x, or ``x - mean(x)`` in layer_norm."""
     eps, centered = of.options[0], of.kind == "layer_norm"
@@ -117,14 +130,21 @@ def norm(of: Recording, dy: Tensor, x: Tensor, weight: Tensor | None, bias: Tens
         dw = _over_rows(of, 1, weight, (2 if centered else 1, x, dy, stats))
         db = _over_rows(of, 2, bias, (0, x, dy, None))
     else:
-        d, dy = x.float(), dy.float()
-        d = d - over_row("mean", d) if centered else d
-        r = _inverse_root(over_row("mean", d * d), eps)
-        h = d * r
-        dx = norm_back(dy if weight is None else dy * weight.float(), h, r, centered=centered).to(x.dtype)
-        dw = None if weight is None else _over_rows(of, 1, weight, dy * h)
-        db = _over_rows(of, 2, bias, dy)
+        dx, terms = (weight is not None and _kernel(f"{of.kind}_back", (dy, x, weight), 2, eps)) or _of_norm(
+            dy.float(), x, weight, eps, centered
+        )
+        dw = None if weight is None else _over_rows(of, 1, weight, terms)
+        db = _over_rows(of, 2, bias, dy.float())
     return (dx, dw, db) if centered else (dx, dw)
+
+
+def _of_norm(dy: Tensor, x: Tensor, weight: Tensor | None, eps: float, centered: bool) -> tuple[Tensor, Tensor]:
+    """dx, and ``dy * h``, whose sum over rows is the gradient of the weight."""
+    d = x.float()
+    d = d - over_row("mean", d) if centered else d
+    r = _inverse_root(over_row("mean", d * d), eps)
+    h = d * r
+    return norm_back(dy if weight is None else dy * weight.float(), h, r, centered=centered).to(x.dtype), dy * h
 
 
 def softmax(of: Recording, dy: Tensor, x: Tensor) -> Grads:
@@ -148,6 +168,8 @@ def silu_mul(of: Recording, dy: Tensor, x: Tensor, y: Tensor) -> Grads:
     if dy.is_cuda:
         found: Grads = launched("silu_mul_back", (x, y, dy), (), [(x.shape, x.dtype), (x.shape, y.dtype)])
         return found
+    if (both := _kernel("silu_mul_back", (dy, x, y), 2)) is not None:
+        return tuple(both)
     wide, dy = x.float(), dy.float()
     s = direct("sigmoid", (wide,), (None,))
     return ((dy * y.float()) * _slope(wide, s)).to(x.dtype), (dy * (wide * s)).to(y.dtype)

@@ -51,7 +51,7 @@ def run(
         raise LimitError("elements of a row", limit="fewer than 2**31", value=n, nearest=2**31 - 1)
     if rows == 0 or out.size == 0:
         return
-    threads, per_chunk, chunks = _cut(rows, n)
+    threads, per_chunk, chunks = cut(rows, n)
     entry, kernel = loops.addresses(operation)
     tables: list[Array] = []  # addresses that the kernel reads until the end of the call
     task = np.array(
@@ -69,7 +69,7 @@ def run(
     pool().run(run_chunks, loops.scratch_bytes(n), threads, entry, task.ctypes.data, chunks)
 
 
-def _cut(rows: int, n: int) -> tuple[int, int, int]:
+def cut(rows: int, n: int) -> tuple[int, int, int]:
     """(threads, rows of a chunk, chunks)."""
     wanted = min(rows, _CHUNKS, -(-rows * max(n, 1) // _CHUNK))
     per_chunk = -(-rows // wanted)

@@ -30,7 +30,6 @@ from isogemm.problem.product import Addresses, Strides
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "_said", set())
     monkeypatch.setattr(tuning, "_budget", 30.0)
 
 

@@ -11,6 +11,7 @@ from tests.program.small import MODEL, program, tokens, weights
 
 from isogemm.errors import IsogemmError, LayoutError, OptionError, ShapeError
 from isogemm.program import load
+from isogemm.program.checks import check_races
 from isogemm.program.program import from_data
 
 
@@ -186,3 +187,68 @@ def test_every_byte_of_a_canary_is_looked_at(made):
                 memory.check(memory.some([name]), "forward", "test")
             memory.bytes[at] ^= 1
         memory.check(memory.some([name]), "forward", "test")
+
+
+def _operation(phase="forward", reads=(), writes=()):
+    return {"phase": phase, "barrier": False, "isogemm": {"reads": list(reads), "writes": list(writes)}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (_operation(writes=["x"]), _operation(writes=["x"])),
+        (_operation(writes=["x"]), _operation(reads=["x"])),
+        (_operation(reads=["x"]), _operation(writes=["x"])),
+        (_operation("forward"), _operation("backward")),
+    ],
+    ids=["writes twice", "reads behind", "writes behind", "another phase"],
+)
+def test_a_barrier_stands_between_what_races(one, other):
+    with pytest.raises(OptionError, match=r"ops\[0\]\.barrier"):
+        check_races({"ops": [one, other]})
+    check_races({"ops": [one | {"barrier": True}, other]})
+
+
+def test_a_tensor_that_dies_where_another_is_born_is_apart_from_it(made):
+    shared = [x for x in made.layout["tensors"] if x["section"] in ("activations", "grad_activations", "temporaries")]
+    pairs = [
+        (x, y) for x in shared for y in shared
+        if x["last_op"] == y["first_op"] and x["first_op"] < x["last_op"] < y["last_op"] and y["bytes"] <= x["bytes"]
+    ]  # fmt: skip
+    assert pairs
+    for x, y in pairs[:5]:
+        plan, layout = files(made)
+        tensor(layout, y["name"])["offset"] = x["offset"]
+        with pytest.raises(OptionError, match="apart from"):
+            from_data(plan, layout)
+
+
+def test_canaries_are_apart(made):
+    plan, layout = files(made)
+    tensor(layout, "L0.wk")["offset"] -= 64
+    with pytest.raises(OptionError, match="apart from"):
+        from_data(plan, layout)
+
+
+def test_a_chain_is_one_threads(made):
+    plan, layout = files(made)
+    i = next(i for i, call in enumerate(made.lowered.calls) if call.axis == "none")
+    plan["ops"][i]["dispatch"] |= {"threads": 2, "schedule": "serial"}
+    with pytest.raises(OptionError, match="by one thread"):
+        from_data(plan, layout)
+
+
+@pytest.mark.parametrize("what", ["a float for a whole number", "1 for True", "one more read", "one more extent"])
+def test_fields_of_another_type_or_length_are_found(made, what):
+    plan, layout = files(made)
+    first, entry = plan["ops"][0], tensor(layout, "L0.wk")
+    if what == "a float for a whole number":
+        entry["bytes"] = float(entry["bytes"])
+    elif what == "1 for True":
+        first["barrier"] = int(first["barrier"])
+    elif what == "one more read":
+        first["isogemm"]["reads"].append("nothing")
+    else:
+        entry["shape"].append(1)
+    with pytest.raises(OptionError):
+        from_data(plan, layout)

@@ -381,3 +381,36 @@ def test_a_library_that_cannot_be_used_is_a_typed_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(cublaslt_call, "binding", lambda: broken)
     with pytest.raises(DeviceError, match="NOT_INITIALIZED"):
         HANDLE.__wrapped__(0)
+
+
+@pytest.mark.parametrize("beta", [0.5, 1.0])
+def test_c_is_added_behind_all_leaves(lt, beta):
+    p = layout_product(dtype_out="float32", contract=Contract.parse("tensor_core:sm90/leaf64"))
+    assert CublasLt().supports(p, "66 #42")
+    assert not CublasLt().supports(replace(p, beta=beta, c=Strides(64, 1), dtype_c="float32"), "66 #42")
+
+
+@pytest.mark.parametrize("step", [48 * 96, 2**33])
+def test_two_items_are_a_batch_however_far_apart(lt, step):
+    a, b, c = (stored(*of, 0, 2) for of in ((48, 96, "N"), (96, 64, "T"), (48, 64, "N")))
+    p = replace(product_of(a, b, c), b=Strides(1, 96, step))
+    launch = CublasLt().bind(p, config(**NEW), 0)  # which keeps the descriptors
+    launch(Addresses(1, 2, 3), 5)
+    (call,) = lt.calls
+    assert [lt.alive[call[i]]["BATCH_COUNT"] for i in (4, 6, 11)] == [2] * 3
+    assert lt.alive[call[4]]["STRIDED_BATCH_OFFSET"] == step
+
+
+def test_a_bias_has_its_own_type(lt):
+    p = layout_product(dtype_out="float32", dtype_bias="float32")
+    launch = CublasLt().bind(p, config(**NEW), 0)
+    launch(Addresses(1, 2, 3, bias=16), 5)
+    assert lt.alive[lt.calls[-1][1]]["BIAS_DATA_TYPE"] == cublaslt_call.DATA_TYPE["float32"]
+
+
+def test_extents_beyond_an_int_are_for_others(lt):
+    far = 2**31
+    for change in (
+        {"m": far}, {"n": far, "out": Strides(far, 1)}, {"k": far, "a": Strides(far, 1), "b": Strides(1, far)},
+    ):  # fmt: skip
+        assert as_call(replace(layout_product(), **change)) is None

@@ -169,3 +169,53 @@ def test_rounds_of_several_threads_leave_the_switches_between_threads_as_they_we
     out.set()
     thread.join()
     assert sys.getswitchinterval() == before
+
+
+def test_a_round_whose_pause_was_over_does_not_count(monkeypatch):
+    memory = Memory()
+    memory.cuda.Event = lambda **_: SimpleNamespace(record=lambda: None, query=lambda: True)
+    made, _, _ = a_round(monkeypatch, memory, linear(16, 64, 64), Addresses(256, 512, 1024), 1)
+    assert not made.valid()
+
+
+def test_a_round_ends_with_its_last_kernel(monkeypatch):
+    monkeypatch.setattr(live, "relaxed", nullcontext)
+    done, running = (SimpleNamespace(query=lambda over=over: over) for over in (True, False))
+    assert not live.CudaRound([[done, done], [done, running]], 1, 1.0, True).done()
+    assert live.CudaRound([[done, done], [done, done]], 1, 1.0, True).done()
+
+
+def test_patience_is_a_longer_pause(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", Memory())
+    monkeypatch.setattr(live, "relaxed", nullcontext)
+    monkeypatch.setattr(live.facts, "device", lambda ordinal: SimpleNamespace(l2_bytes=CACHE))
+    here, pauses = live.CudaLive(0), []
+    vars(here)["_kernels"] = (lambda stream, ns: pauses.append(ns), lambda stream, at, words: None)
+    for patience in (1, 3):
+        here.round(linear(16, 64, 64), [lambda p, s: None], Addresses(256, 512, 1024), 0, 1, patience)
+    assert pauses[1] == 3 * pauses[0]
+
+
+def test_a_comparison_takes_a_part_of_what_is_free(monkeypatch):
+    class Lacking(Exception):
+        pass
+
+    def compared(free, reserved=0, allocated=0, error=None):
+        def differing(*_):
+            if error is not None:
+                raise error
+            return [0]
+
+        cuda = SimpleNamespace(
+            mem_get_info=lambda device: (free, 2**40), memory_reserved=lambda device: reserved,
+            memory_allocated=lambda device: allocated,
+        )  # fmt: skip
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, OutOfMemoryError=Lacking))
+        monkeypatch.setattr(live.compare, "differing", differing)
+        return live.CudaLive(0).differing(linear(16, 64, 64), None, [None])
+
+    size = live.compare.nbytes(linear(16, 64, 64))
+    assert compared(4 * size) == [0]
+    assert compared(4 * size - 4) is None
+    assert compared(0, 5 * size, size) == [0]
+    assert compared(4 * size, error=Lacking()) is None

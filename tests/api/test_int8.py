@@ -132,3 +132,9 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 def test_what_has_no_exact_meaning_is_refused(call: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         call()
+
+
+def test_a_piece_s_sum_is_exact_at_its_limit():
+    a, b = np.full((1, 1025), -128, np.int8), np.full((1025, 1), -128, np.int8)
+    a[0, -1] = b[-1, 0] = 1
+    assert isogemm.matmul(a, b).tolist() == [[1024 * 2**14 + 1]]

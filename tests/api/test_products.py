@@ -18,7 +18,7 @@ import isogemm
 from isogemm.backends import open_device
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm import packed
-from isogemm.errors import OptionError
+from isogemm.errors import ContractError, OptionError
 from isogemm.operands.device_array import HOST
 
 CONTRACTS = ("fma/chain", "fma/leaf8", "fma/tree4")
@@ -392,3 +392,14 @@ def test_an_operation_that_is_no_letter_is_told_the_one_that_was_meant(op, neare
     x = np.ones((3, 3), np.float32)
     with pytest.raises(isogemm.errors.OptionError, match=rf"trans_b.*nearest legal choice: {nearest}$"):
         isogemm.gemm(x, x, trans_b=op)
+
+
+def test_lanes_have_no_total_to_go_on_from():
+    with pytest.raises(ContractError, match="accumulate"):
+        isogemm.gemm(values((4, 8)), values((8, 4)), np.ones((4, 4), F32), accumulate=True, contract="fma/lanes32")
+
+
+def test_an_alpha_of_minus_zero_keeps_its_sign():
+    got = isogemm.gemm(np.abs(values((4, 8))), np.abs(values((8, 4))), alpha=-0.0)
+    assert (got == 0).all()
+    assert np.signbit(got).all()

@@ -14,10 +14,10 @@ from isogemm.contract.spec import Contract
 from isogemm.errors import OptionError
 from isogemm.lab import tune as lab
 from isogemm.lab.models import model
-from isogemm.planner.admission import Admissions
+from isogemm.planner.admission import Admissions, golden_digest
 from isogemm.planner.products import Chooser
 from isogemm.planner.records import Records
-from isogemm.planner.tables import Bucket, DeviceLimits, Table, Use, dump, load
+from isogemm.planner.tables import Admitted, Bucket, DeviceLimits, Table, Use, dump, load
 from isogemm.planner.trials import variant_of
 from isogemm.planner.tuning import Job, Wanted, merge, pose, pose_rows, tune
 from isogemm.problem.numeric import is_packed, numeric_key
@@ -262,3 +262,36 @@ def test_a_tuned_table_survives_its_file(tmp_path: Path) -> None:
     (tmp_path / "t.json").write_text(dump(table))
     assert load(tmp_path / "t.json") == table
     assert isinstance(table, Table)
+
+
+def test_a_library_is_compared_with_a_kernel_of_ours() -> None:
+    pairs = set()
+
+    class Bench(FakeBench):
+        def differing(self, product: Product, one: Any, other: Any) -> int:
+            pairs.add((one.config, other.config))
+            return 0
+
+    f, library = FakeFamily("f", offered=("small",)), FakeFamily("library", offered=("algo",))
+    tune(products(UP), (1, 8), chooser(f, library), Bench(lambda name, m: 1.0))
+    assert pairs == {("algo", "small")}
+
+
+def test_what_was_refused_for_another_variant_is_not_admitted_by_a_table() -> None:
+    f = FakeFamily("f", offered=("fast", "plain"), faults={"fast": flip(lambda p: p.dtype_out == "float32")})
+    both = [pose(UP, contract=CONTRACT), pose(UP, contract=CONTRACT, out_dtype="float32")]
+    table, _ = tune(both, (8,), chooser(f), FakeBench(lambda name, m: 1.0 if "fast" in name else 2.0))
+    found = {(config, x.variant) for x in table.admitted for config in x.configs}
+    assert ("fast", variant_of(both[0])) in found
+    assert ("fast", variant_of(both[1])) not in found
+
+
+def test_what_other_sources_had_is_not_admitted_for_these() -> None:
+    one, other = pose(UP, contract=CONTRACT), pose(UP, contract=CONTRACT, out_dtype="float32")
+    old = Admitted("f", "f-v0", variant_of(other), ("fast",), "2026-01-01")
+    stale = Table("old.json", {**H200, "golden": golden_digest()}, "2026-01-01", admitted=(old,))
+    here = Chooser(
+        Admissions(FakeMachine(dict(H200)), Records(None)), {"f": FakeFamily("f", offered=("fast",))}, [stale]
+    )
+    table, _ = tune([one], (8,), here, FakeBench(lambda name, m: 1.0))
+    assert {x.variant for x in table.admitted} == {variant_of(one)}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
+
 import pytest
 from tests.planner.fakes import linear
 from tests.planner.hosted import Here, P
 
 from isogemm.base import tuning
 from isogemm.planner import live, records
+from isogemm.planner.timed import ProductClass
 
 OTHER = linear(16, 64, 1024)
 TIMES = {"best": 12.0, "second": 9.0}.__getitem__
@@ -112,3 +116,32 @@ def test_a_record_that_is_not_whole_is_none(damage, tmp_path):
     assert path.read_bytes() != text
     assert here.get({"of": "x"}) is None
     assert not list(here.each())
+
+
+LIVE = {"best": 9.0, "second": 7.0, "right": 5.0}.__getitem__
+MORE = {"offered": ("right",), "own": ("best", "second")}
+
+
+def test_another_library_voids_what_was_found(tmp_path):
+    first = Here(tmp_path, LIVE, **MORE)
+    assert first.settle(first.chooser.serve(P)) == "right"
+    other = Here(tmp_path, LIVE, **MORE)
+    other.chooser.admissions.stamp = {**other.chooser.admissions.stamp, "cublaslt": "another"}
+    assert other.call(other.chooser.serve(P)) != "right"
+
+
+def test_another_alignment_is_another_record(tmp_path):
+    first = Here(tmp_path, LIVE, **MORE)
+    assert first.settle(first.chooser.serve(P)) == "right"
+    again, other = Here(tmp_path, LIVE, **MORE), replace(P, align=16)
+    assert again.chooser.verdict(again.library, other, "right", trial=False).state == "absent"
+    assert not again.live.candidates.found(ProductClass.of(other)).us
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away")
+def test_a_record_of_another_user_is_none(tmp_path):
+    here = records.Records(tmp_path)
+    here.put({"of": "x"}, {"state": "admitted"})
+    (path,) = tmp_path.glob("*.json")
+    os.chown(path, 12345, -1)
+    assert here.get({"of": "x"}) is None

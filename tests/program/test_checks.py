@@ -252,3 +252,10 @@ def test_fields_of_another_type_or_length_are_found(made, what):
         entry["shape"].append(1)
     with pytest.raises(OptionError):
         from_data(plan, layout)
+
+
+def test_more_threads_than_the_plan_has_are_found(made):
+    plan, layout = files(made)
+    plan["ops"][3]["dispatch"]["threads"] = 3
+    with pytest.raises(OptionError):
+        from_data(plan, layout)

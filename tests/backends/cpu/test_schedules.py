@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from tests.products import product, values
@@ -15,9 +16,10 @@ from isogemm.backends.cpu.emit import descriptor as f
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm import quads, wide
 from isogemm.backends.cpu.gemm.gemv import MAX_ROWS as GEMV_LIMIT
-from isogemm.backends.cpu.gemm.schedule import Schedule, _depth
+from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, _depth, check_legal
 from isogemm.backends.cpu.gemm.stream import MAX_ROWS as STREAM_LIMIT
 from isogemm.backends.cpu.gemm.tasks import task_for
+from isogemm.errors import LayoutError, OptionError
 
 from .guards import MIXES, check_gemm
 
@@ -122,3 +124,31 @@ def test_few_rows_are_cut_where_strips_end(m: int, n: int, k: int, threads: int)
     widths = {2 * wide.LANES} if quads.WIDE else {blocks * quads.WIDTH for blocks in strips}
     ends = {-(-columns // step) * j // row[f.GRID_N] * step for j in range(1, row[f.GRID_N])}
     assert all(end % width == 0 for end in ends for width in widths)
+
+
+LINES = Problem(100, 64, 64, True, True, False, 4, False, True)
+BLOCKS = Schedule("tiled", "block", "block", CPU.mr, 100, 64, 64, 1, 1, 1)
+FEW = replace(BLOCKS, strategy="stream", a_mode="in place", b_mode="in place")
+ROWS = replace(LINES, b_lines=False, b_rows=True)
+
+
+@pytest.mark.parametrize(
+    ("problem", "schedule", "error"),
+    [
+        (replace(ROWS, m=5), FEW, LayoutError),
+        (replace(ROWS, b_bytes=2), replace(BLOCKS, b_mode="in place"), LayoutError),
+        (
+            replace(LINES, a_place=False), replace(BLOCKS, strategy="small", a_mode="in place", mr=CPU.mr_direct),
+            LayoutError,
+        ),
+        (LINES, replace(BLOCKS, b_mode="prepared"), LayoutError),
+        (replace(LINES, prepared=True), BLOCKS, LayoutError),
+        (LINES, replace(BLOCKS, a_mode="all", mc=99), OptionError),
+        (replace(LINES, prepared=True), replace(BLOCKS, b_mode="prepared", nc=CPU.nr + 1), OptionError),
+        (LINES, replace(BLOCKS, mr=CPU.mr + 1), OptionError),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_no_kernel_could_run_is_refused(problem: Problem, schedule: Schedule, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        check_legal(problem, schedule, CPU)

@@ -16,7 +16,7 @@ from isogemm.backends.cuda.gemm.cublaslt.call import as_call
 from isogemm.backends.cuda.gemm.cublaslt.family import CublasLt
 from isogemm.backends.cuda.gemm.cublaslt.search import Algorithm
 from isogemm.contract.spec import Contract
-from isogemm.errors import OptionError
+from isogemm.errors import LayoutError, OptionError
 from isogemm.problem.product import Product
 
 
@@ -143,3 +143,41 @@ def test_around_is_every_configuration_of_a_tile(lt: FakeLt, monkeypatch: pytest
 
 def test_configs_of_what_cannot_be_served_are_none() -> None:
     assert CublasLt().configs(layout_product(contract=Contract.parse("fma/chain"))) == ()
+
+
+@pytest.mark.parametrize("operand", "ABCD")
+def test_every_operand_has_to_be_aligned(operand, lt, monkeypatch):
+    wants = cublaslt_search._capability
+
+    def capability(lt, at, name):
+        if name.startswith("MIN_"):
+            return (16,) if name == f"MIN_ALIGNMENT_{operand}_BYTES" else (1,)
+        return wants(lt, at, name)
+
+    monkeypatch.setattr(cublaslt_search, "_capability", capability)
+    descriptors = cublaslt_call.Descriptors(as_call(layout_product()))
+    assert not cublaslt_search.enumerate_algorithms(7, descriptors, 8)
+
+
+def test_a_state_of_an_algorithm_is_a_refusal(lt, monkeypatch):
+    class Unwilling(FakeLt):
+        def matmul_algo_check(self, *arguments):
+            cublaslt_search._Result.from_address(arguments[-1]).state = 15
+
+    fake = Unwilling()
+    fake.alive = lt.alive
+    for module in (cublaslt_search, cublaslt_call):
+        monkeypatch.setattr(module, "binding", lambda: fake)
+    with pytest.raises(LayoutError, match="what the library accepts"):
+        CublasLt().bind(layout_product(), config(**NEW), 0)
+
+
+def test_a_state_of_an_entry_leaves_it_out(lt):
+    lt.listed, honest = [NEW], lt.matmul_algo_get_heuristic
+
+    def ask(*arguments):
+        honest(*arguments)
+        cublaslt_search._Result.from_address(arguments[-2]).state = 15
+
+    lt.matmul_algo_get_heuristic = ask
+    assert cublaslt_search.heuristic(7, cublaslt_call.Descriptors(as_call(layout_product())), 16) == []

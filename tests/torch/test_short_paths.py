@@ -160,3 +160,13 @@ def test_errors_are_those_of_the_long_way():
     for error, call in bad:
         with pytest.raises(error):
             call()
+
+
+def test_autocast_reaches_layers_without_gradients():
+    layer, x = isogemm.torch.Linear(8, 4), torch.randn(3, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        want = layer(x).detach()
+        with torch.no_grad():
+            got = layer(x)
+    assert got.dtype is torch.bfloat16
+    assert torch.equal(got, want)

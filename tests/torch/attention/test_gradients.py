@@ -373,3 +373,23 @@ def test_what_cannot_be_is_refused_by_name(what):
     kind, call = BAD[what]
     with pytest.raises(kind):
         call()
+
+
+def test_a_mask_of_the_least_number_hides_from_gradients():
+    q, k, v = (torch.randn(1, 2, 5, 8) for _ in range(3))
+    mask = torch.zeros(5, 5)
+    mask[:, :2] = torch.finfo(torch.float32).min
+    k[:, :, :2] = v[:, :, :2] = torch.nan
+    tensors = [t.requires_grad_() for t in (q, k, v)]
+    calls.scaled_dot_product_attention(*tensors, mask).sum().backward()
+    assert all(t.grad.isfinite().all() for t in tensors)
+
+
+def test_a_mask_of_each_sequence_is_its_own_under_vmap():
+    q, mask = torch.randn(3, 2, 2, 5, 8), torch.randn(3, 5, 5) > -1
+    mask[:, :, 0] = True
+
+    def call(q, m):
+        return attention(q, q, q, mask=m)
+
+    assert torch.equal(torch.func.vmap(call)(q, mask), torch.stack([call(x, m) for x, m in zip(q, mask, strict=True)]))

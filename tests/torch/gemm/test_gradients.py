@@ -353,3 +353,25 @@ def test_buffers_that_do_not_fit_are_refused():
     w.register_hook(print)
     with pytest.raises(OptionError, match="hooks"):
         iso.linear(x, w, main_grad=good)
+
+
+def test_items_of_a_group_have_gradients_of_their_own_needs():
+    a, b = [torch.randn(3, 5), torch.randn(4, 5)], [torch.randn(5, 2), torch.randn(5, 2)]
+    a[1].requires_grad_()
+    b[1].requires_grad_()
+    sum(y.sum() for y in iso.grouped(a, b)).backward()
+    assert a[1].grad is not None
+    assert b[1].grad is not None
+
+
+def test_a_c_that_was_not_read_has_a_gradient_of_zero():
+    c, a = torch.ones(2, 2, requires_grad=True), torch.full((2, 2), 1e30)
+    iso.addmm(c, a, a, beta=0.0).backward(torch.full((2, 2), float("inf")))
+    assert torch.equal(c.grad, torch.zeros(2, 2))
+
+
+def test_a_broadcast_c_has_a_gradient_under_a_contract_of_16_bits():
+    a, b = torch.randn(6, 32).bfloat16(), torch.randn(32, 16).bfloat16()
+    c = torch.zeros(1, 1, dtype=torch.bfloat16, requires_grad=True)
+    iso.addmm(c, a, b, contract="tensor_core:sm90/chain").backward(torch.ones(6, 16, dtype=torch.bfloat16))
+    assert c.grad.item() == 96

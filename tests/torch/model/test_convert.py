@@ -293,3 +293,13 @@ def test_the_package_alone_does_not_import_torch():
         "assert 'torch._dynamo' not in sys.modules\n"
     )
     python("-c", code)
+
+
+def test_a_module_is_left_by_any_of_its_names():
+    found = torch.nn.Module()
+    found.a = torch.nn.Linear(8, 8)
+    found.b, found.c = found.a, torch.nn.Linear(8, 8)
+    report = iso.convert(found, leave=["b"])
+    assert report.left == {"a": "in leave"}
+    assert type(found.b) is torch.nn.Linear
+    assert isinstance(found.c, iso.Linear)

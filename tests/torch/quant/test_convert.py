@@ -255,3 +255,12 @@ def test_progress_is_shown_when_asked(monkeypatch, capsys):
     assert "3/3" in capsys.readouterr().err
     iso.convert(torch.nn.Sequential(torch.nn.Linear(64, 64)), quantize="Q4_0")
     assert not capsys.readouterr().err
+
+
+def test_a_shared_weight_has_each_layer_s_format():
+    layers = [torch.nn.Linear(256, 8, bias=False) for _ in range(3)]
+    for layer in layers[1:]:
+        layer.weight = layers[0].weight
+    found = torch.nn.Sequential(*layers)
+    iso.convert(found, quantize={"0": "Q4_K", "1": "Q4_K", "2": "Q8_0"})
+    assert [layer.weight.format.name for layer in found] == ["Q4_K", "Q4_K", "Q8_0"]

@@ -170,3 +170,15 @@ def test_operators_see_what_was_written_into_blocks():
     same(product(), isogemm.linear(x, w))
     blocks.copy_(quantized_ops.blocks_of(other))
     same(product(), isogemm.linear(x, other))
+
+
+def test_a_view_of_blocks_has_its_own_weights():
+    w = isogemm.quantize(np.random.default_rng(0).standard_normal((8, 64), np.float32), "Q8_0")
+    blocks, x = quantized_ops.blocks_of(w), torch.randn(3, 64)
+
+    def call(b):
+        return torch.ops.isogemm.quantized_linear(x, b, None, "Q8_0", len(b), 64, "", "", "leaf4096", None)
+
+    whole = call(blocks)
+    assert torch.equal(call(blocks[:4]), whole[:, :4])
+    assert torch.equal(call(blocks[::2]), whole[:, ::2])

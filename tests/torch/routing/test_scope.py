@@ -309,3 +309,26 @@ def test_errors_of_shape_and_aliases_of_out():
         assert same(out, expected)
         with pytest.raises(RuntimeError):
             torch.mm(a, b, out=torch.empty(9, 9, dtype=torch.float64))
+
+
+def test_another_choice_of_rows_for_the_process_counts():
+    x = torch.randn(100003, generator=torch.Generator().manual_seed(0))
+    theirs, ours = torch.sum(x), isogemm.torch.reductions.sum(x)
+    assert theirs != ours
+    try:
+        isogemm.torch.enable()
+        assert torch.sum(x) == ours
+        isogemm.torch.enable(rows=False)
+        assert torch.sum(x) == theirs
+    finally:
+        isogemm.torch.disable()
+
+
+@pytest.mark.parametrize("name", ["mm", "mm.default"])
+def test_isogemm_s_own_operators_have_gradients_behind_a_scope(name):
+    operator = torch.ops.isogemm.mm if name == "mm" else torch.ops.isogemm.mm.default
+    a, b = torch.randn(3, 4, requires_grad=True), torch.randn(4, 5)
+    with isogemm.torch.invariant():
+        y = operator(a, b)
+    y.sum().backward()
+    assert a.grad is not None

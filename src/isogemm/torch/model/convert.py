@@ -139,7 +139,7 @@ def convert(
     if tp is not None and quantize is not None:
         raise OptionError("tp", limit="without quantize", value="both", nearest="convert(model, tp=tp)")
     chosen, order = checked(contract, grad_order)
-    leave = arguments.strings("leave", leave, "['lm_head']")
+    leave = _patterns(module, arguments.strings("leave", leave, "['lm_head']"))
     wanted = _parts(parts)
     plan = _look(module, wanted, leave)
     _refuse(plan.refused, plan.unlike)
@@ -205,7 +205,6 @@ def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
 def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     """Everything that is to be changed, before anything is."""
     plan, inside, looks = _Plan(), set(), Looks()
-    _check_patterns(module, leave)
     attention, widths = transformers_parts.attention_modules(module), rotary.widths(module)
     odd = rotary.halved(module) if attention else ""
     mixtures = experts.mixtures(module) | inline.stacked(module) if "transformers" in sys.modules else {}
@@ -268,13 +267,16 @@ def _gates(name: str, block: Any) -> set[int]:
     return {id(child) for child in found}
 
 
-def _check_patterns(module: Any, leave: Sequence[str]) -> None:
-    """A misspelt name would be converted."""
-    names = [name for name, _ in module.named_modules(remove_duplicate=False)]
-    for pattern in leave:
-        if not any(fnmatchcase(name, pattern) for name in names):
+def _patterns(module: Any, leave: Sequence[str]) -> tuple[str, ...]:
+    """`leave`, and the first names of modules that it has by another one. A misspelt name, converted, is refused."""
+    first = {id(child): name for name, child in module.named_modules()}
+    names = {name: first[id(child)] for name, child in module.named_modules(remove_duplicate=False)}
+    found = [[name for name in names if fnmatchcase(name, pattern)] for pattern in leave]
+    for pattern, some in zip(leave, found, strict=True):
+        if not some:
             nearest = arguments.nearest(pattern, names, "*")
             raise OptionError("leave", limit="patterns of modules' names", value=pattern, nearest=nearest)
+    return (*leave, *dict.fromkeys(names[name] for some in found for name in some if names[name] != name))
 
 
 def _known(child: Any, widths: frozenset[int], odd: str, looks: Looks) -> Match | None:

@@ -28,8 +28,8 @@ def mark(func: Any, result: Any, start: int) -> None:
     A result may be an argument, whose node was recorded elsewhere: that one stays as it is. isogemm's own operators
     have the same gradient anywhere.
     """
-    if getattr(func, "namespace", "") == "isogemm":
-        return
+    if getattr(func, "namespace", "") == "isogemm" or getattr(func, "_qualified_op_name", "").startswith("isogemm::"):
+        return  # an operator, or all of one name
     last = None
     for x in result if isinstance(result, _SEQUENCES) else (result,):
         node = x.grad_fn if isinstance(x, torch.Tensor) else None

@@ -254,10 +254,12 @@ _PT2 = torch.Tag.pt2_compliant_tag
 
 
 def define(
-    name: str, schema: str, body: Any, fake: Any, *, setup: Any = None, backward: Any = None, vmap: Any = None,
-    mutates: tuple[str, ...] | None = None,
-) -> Any:  # fmt: skip
+    name: str, schema: str, body: Any, fake: Any, *, setup: Any = None, backward: Any = None, vmap: Any = None
+) -> Any:
     """The operator isogemm::{name}, without torch's `custom_op` around it, whose checks take longer than a short call.
+
+    So a body has to see to what that would look after: no result is an argument's memory or another result's, and
+    writes to an argument are counted (`torch.autograd.graph.increment_version`).
 
     Parameters
     ----------
@@ -268,20 +270,21 @@ def define(
         As of a `torch.autograd.Function`: (ctx, inputs, output) and (ctx, *gradients).
     vmap : callable, optional
         (info, in_dims, *arguments), the arguments as `body` gets them.
-    mutates : tuple of str, optional
-        Arguments that are written to, or (): defined by `custom_op`, which counts writes and looks at results' memory.
     """
-    if mutates is not None:
-        made = torch.library.custom_op(f"isogemm::{name}", body, mutates_args=mutates, schema=schema)
-        made.register_fake(fake)
-        op = getattr(torch.ops.isogemm, name).default
-    else:
-        op = _in_library(name, schema, (_PT2,), {"CompositeExplicitAutograd": body}, fake)
+    op = _in_library(name, schema, (_PT2,), {"CompositeExplicitAutograd": body}, fake)
     if backward is not None:
         torch.library.register_autograd(op, backward, setup_context=setup)
     if vmap is not None:
         torch.library.register_vmap(op, _with_defaults(op, vmap, 2))
     return op
+
+
+def apart(result: Tensor, *others: Tensor | None) -> Tensor:
+    """A dense tensor in memory of its own, copied where it has that of another: an operator hands back no other."""
+    place = result.untyped_storage().data_ptr()
+    if not result.is_contiguous() or any(x is not None and x.untyped_storage().data_ptr() == place for x in others):
+        return result.clone(memory_format=torch.contiguous_format)
+    return result
 
 
 def define_forward(name: str, schema: str, bodies: Mapping[str, Any], fake: Any, *, vmap: Any = None) -> Any:

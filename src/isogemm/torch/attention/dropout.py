@@ -161,13 +161,13 @@ _ARGUMENTS = (
     "bool ranged, float? scale, float? softcap, str contract, float rate"
 )
 _op = define(
-    "attention_with_dropout", f"({_ARGUMENTS}) -> (Tensor, Tensor)", _body, _fake, mutates=(), setup=_setup,
+    "attention_with_dropout", f"({_ARGUMENTS}) -> (Tensor, Tensor)", _body, _fake, setup=_setup,
     backward=_back, vmap=_VMAP,
 )  # fmt: skip
 _op_back = define(
     "attention_with_dropout_backward",
     f"(Tensor dy, {_ARGUMENTS}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
-    _body_back, fake_gradients, mutates=(), vmap=_VMAP,
+    _body_back, fake_gradients, vmap=_VMAP,
 )  # fmt: skip
 _attention = Operator("AttentionWithDropout", slice(4), _body, _op, None, _setup, _back, _VMAP)
 _gradient = Operator(

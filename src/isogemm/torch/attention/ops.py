@@ -210,7 +210,7 @@ def _vmap_backward(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tenso
 
 
 attention_op = define(
-    "attention", f"({_CALL}, ScalarType? out_dtype) -> (Tensor, Tensor)", _pair, _fake, mutates=(),
+    "attention", f"({_CALL}, ScalarType? out_dtype) -> (Tensor, Tensor)", _pair, _fake,
     setup=_remember, backward=_differentiate, vmap=_vmap,
 )  # fmt: skip
 attention_forward_op = define_forward(
@@ -221,7 +221,7 @@ attention_forward_op = define_forward(
 attention_backward_op = define(
     "attention_backward",
     f"(Tensor dy, {_CALL}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
-    _backward, fake_gradients, mutates=(), vmap=_vmap_backward,
+    _backward, fake_gradients, vmap=_vmap_backward,
 )  # fmt: skip
 _attention = Operator(
     "Attention", slice(3), _pair, attention_op, lambda *arguments: (attention_forward_op(*arguments), None),

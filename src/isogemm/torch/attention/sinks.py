@@ -80,7 +80,7 @@ _op = define(
     "attention_with_sinks",
     "(Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
     "bool ranged, float? scale, float? softcap, str contract) -> (Tensor, Tensor)",
-    _body, _fake, mutates=(), setup=_setup, backward=_back, vmap=_VMAP,
+    _body, _fake, setup=_setup, backward=_back, vmap=_VMAP,
 )  # fmt: skip
 _call = Operator("AttentionWithSinks", slice(4), _body, _op, None, _setup, _back, _VMAP)
 

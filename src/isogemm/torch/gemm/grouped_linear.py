@@ -231,7 +231,7 @@ outer_op = define(
 )  # fmt: skip
 walk_op = define(
     "grouped_walk_", "(Tensor a, Tensor b, Tensor counts, Tensor(a!) out, str contract) -> ()", grouped_walk,
-    lambda a, b, counts, out, contract: None, mutates=("out",), vmap=_NO_VMAP,
+    lambda a, b, counts, out, contract: None, vmap=_NO_VMAP,
 )  # fmt: skip
 call_grouped_linear = Operator("GroupedLinear", slice(4), _body, linear_op, None, _setup, _back, _NO_VMAP)
 call_outer = Operator("GroupedOuter", slice(3), _body_outer, outer_op, None, _setup_outer, _back_outer, _NO_VMAP)

@@ -415,7 +415,7 @@ grouped_op = define(
     vmap=refuse_vmap("grouped", "bmm, or one longer list"),
 )  # fmt: skip
 walk_op = define(
-    "walk_", "(Tensor a, Tensor b, Tensor(a!) out, str contract) -> ()", _continue, _fake_walk, mutates=("out",),
+    "walk_", "(Tensor a, Tensor b, Tensor(a!) out, str contract) -> ()", _continue, _fake_walk,
     vmap=refuse_vmap("walk_", "a loop over the batch, which has an order"),
 )  # fmt: skip
 product_forward_op = define_forward(

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import OptionError
 from ...operands.tensors import is_traced
-from ..operator import Tensor, define
+from ..operator import Tensor, apart, define
 from ..routing.elementwise import _FILL, EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .layers import Converted
 from .recognition import Looks, Match, agrees, magnitudes, random, stand_in, touched
@@ -158,7 +158,7 @@ def _gradient(dy: Tensor, x: Tensor, place: str) -> Tensor:
     with keys, torch.enable_grad():
         x = x.detach().requires_grad_()
         dx: Tensor = torch.autograd.grad(_module(place).forward(x), x, dy)[0]
-    return dx.contiguous()
+    return apart(dx, dy, x)
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -168,12 +168,12 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 _backward_op = define(
     "activation_backward", "(Tensor dy, Tensor x, str place) -> Tensor", _gradient,
-    lambda dy, x, place: x.new_empty(x.shape), mutates=(),
+    lambda dy, x, place: x.new_empty(x.shape),
 )  # fmt: skip
 # So that a compiled model has the bits of an eager one.
 _activation_op = define(
-    "activation", "(Tensor x, str place) -> Tensor", lambda x, place: _module(place).forward(x).contiguous(),
-    lambda x, place: x.new_empty(x.shape), mutates=(), setup=_remember,
+    "activation", "(Tensor x, str place) -> Tensor", lambda x, place: apart(_module(place).forward(x), x),
+    lambda x, place: x.new_empty(x.shape), setup=_remember,
     backward=lambda ctx, dy: (_backward_op(dy, *ctx.saved_tensors, ctx.place), None),
 )  # fmt: skip
 

@@ -7,6 +7,7 @@ operands that are not isogemm's.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -88,6 +89,13 @@ def _registered(rows: bool, attention: bool) -> Any:
         nearest = "with isogemm.torch.invariant():, or a newer torch"
         raise OptionError("isogemm.torch.enable()", limit=limit, value=f"torch {torch.__version__}", nearest=nearest)
     library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():  # torch says once that kernels are replaced, which is what was asked for
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        _replace_all(library, rows, attention)
+    return library
+
+
+def _replace_all(library: Any, rows: bool, attention: bool) -> None:
     devices = ["CPU", *(["CUDA"] if torch.cuda.is_available() else [])]
     for func, (function, name) in PRODUCTS.items():
         if not is_composite(func):
@@ -107,7 +115,6 @@ def _registered(rows: bool, attention: bool) -> Any:
         _replace(library, aten.layer_norm.default, [_COMPOSITE], _whole(calls.layer_norm))
         for func in _elementwise():
             _replace(library, func, ["CPU"], _elements(func))
-    return library
 
 
 Body = Callable[[Callable[..., Any], Any, Any], Any]  # (torch's kernel, args, kwargs)

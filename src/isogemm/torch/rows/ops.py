@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ...errors import OptionError
 from ..operator import (
     Reverse,
+    apart,
     asked_for,
     check_no_ddp,
     check_no_hooks,
@@ -114,12 +114,12 @@ class _Along(Reverse):
         of = Recording(kind, options, _asked_for(ctx, buffers, tensors), ctx.needs_input_grad[3:])
         grads = differentiated(of, dy, *tensors)
         if is_grad_enabled():  # create_graph=True
-            found = iter(_Once.apply(kind, len(grads), *grads, dy, *tensors))
+            found = iter(Once.apply(kind, len(grads), *grads, dy, *tensors))
             grads = tuple([None if grad is None else next(found) for grad in grads])
         return (None, None, None, *grads)
 
 
-class _Once(Reverse):
+class Once(Reverse):
     """Gradients as they are, with an error for who differentiates them: cut off, they would pass for constants."""
 
     @staticmethod
@@ -160,10 +160,10 @@ def _backward(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
     tensors, needs, buffers = given[:3], given[3], given[4:7]
     of = Recording(kind, _own(kind, *given[7:]), buffers, tuple(needs))
     found = (*differentiated(of, dy, *tensors[: _count(kind)]), None, None)
-    return tuple([
-        grad.clone(memory_format=torch.contiguous_format) if need and grad is not None else dy.new_empty(0)
-        for grad, need in zip(found, needs, strict=False)
-    ])  # fmt: skip
+    made: list[Tensor] = []
+    for grad, need in zip(found, needs, strict=False):
+        made.append(apart(grad, dy, *tensors, *made) if need and grad is not None else dy.new_empty(0))
+    return tuple(made)
 
 
 def _fake_backward(kind: str, dy: Tensor, *given: Any) -> tuple[Tensor, ...]:
@@ -193,13 +193,13 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 # `flag` is keepdim of a sum, interleaved of a rotation.
 along_rows = define(
     "along_rows", f"(str kind, {_OPERANDS}, {_BUFFERS}, {_OPTIONS}) -> Tensor", _of_any(direct), _of_any(fake),
-    mutates=(), setup=_setup, backward=_differentiate,
+    setup=_setup, backward=_differentiate,
 )  # fmt: skip
 # Three results: an operator that writes into its arguments may not return a list.
 along_rows_backward = define(
     "along_rows_backward",
     f"(str kind, Tensor dy, {_OPERANDS}, bool[] needs, {_WRITTEN}, {_OPTIONS}) -> (Tensor, Tensor, Tensor)",
-    _backward, _fake_backward, mutates=("buffer", "second_buffer", "third_buffer"),
+    _backward, _fake_backward,
 )  # fmt: skip
 
 

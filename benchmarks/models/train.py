@@ -33,13 +33,14 @@ class Trained:
 
         from isogemm.torch import reductions
 
-        logits = self.model(part, use_cache=False, attention_mask=UNPADDED).logits[:, :-1]
+        logits = self.model(part, use_cache=False, attention_mask=UNPADDED).logits
+        following = torch.nn.functional.pad(part[:, 1:], (0, 1), value=-100)
         if self.converted:
-            log_p = reductions.log_softmax(logits, out_dtype=torch.float32)
-            total = reductions.sum(log_p.gather(-1, part[:, 1:, None]).flatten())
-        else:
-            total = torch.log_softmax(logits.float(), -1).gather(-1, part[:, 1:, None]).sum()
-        return -total / (self.ids.shape[0] * (self.ids.shape[1] - 1))
+            total = reductions.sum(reductions.cross_entropy(logits, following, out_dtype=torch.float32).flatten())
+        else:  # as transformers has it
+            rows, targets = logits.float().flatten(0, 1), following.flatten()
+            total = torch.nn.functional.cross_entropy(rows, targets, reduction="sum")
+        return total / (self.ids.shape[0] * (self.ids.shape[1] - 1))
 
     def fused(self) -> Callable[[Any], Any]:
         """The loss by torch.compile, as one graph."""

@@ -35,8 +35,8 @@ def kept(graph, inputs):
 
 def loss(part: torch.Tensor) -> torch.Tensor:
     """A micro-batch's part of the step's loss."""
-    log_p = reductions.log_softmax(model(part, use_cache=False).logits[:, :-1])
-    return -reductions.sum(log_p.gather(-1, part[:, 1:, None]).flatten()) / (SEQUENCES * (TOKENS - 1))
+    losses = reductions.cross_entropy(model(part, use_cache=False).logits[:, :-1], part[:, 1:])
+    return reductions.sum(losses.flatten()) / (SEQUENCES * (TOKENS - 1))
 
 
 def gradients(step, sequences: int) -> dict[str, torch.Tensor]:

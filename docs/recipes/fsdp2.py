@@ -36,9 +36,9 @@ def trained(rank: int | None) -> dict[str, torch.Tensor]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for batches in BATCHES:
         for ids in batches if rank is None else batches[rank : rank + 1]:
-            log_p = reductions.log_softmax(model(ids).logits[:, :-1])
-            scale = ids[:, 1:].numel() * (RANKS if rank is None else 1)  # FSDP halves the sum: no rounding
-            (-log_p.gather(-1, ids[:, 1:, None]).sum() / scale).backward()
+            losses = reductions.cross_entropy(model(ids).logits[:, :-1], ids[:, 1:])
+            scale = losses.numel() * (RANKS if rank is None else 1)  # FSDP halves the sum: no rounding
+            (losses.sum() / scale).backward()
         optimizer.step()
         optimizer.zero_grad()
     assert isogemm.torch.verify(model)  # alone, in batches, padded, in chunks, token by token

@@ -37,8 +37,8 @@ def gradients(model: peft.PeftModel, sequences: int) -> dict[str, torch.Tensor]:
     model.zero_grad()
     isogemm.torch.use_main_grad(model)
     for part in ids.split(sequences):
-        log_p = reductions.log_softmax(model(input_ids=part).logits[:, :-1])
-        (-log_p.gather(-1, part[:, 1:, None]).sum() / (SEQUENCES * (TOKENS - 1))).backward()
+        losses = reductions.cross_entropy(model(input_ids=part).logits[:, :-1], part[:, 1:])
+        (losses.sum() / (SEQUENCES * (TOKENS - 1))).backward()
     isogemm.torch.collect_main_grad(model)
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
 

@@ -26,7 +26,7 @@ from isogemm.torch.distributed import (  # noqa: E402
 from isogemm.torch.distributed.models import parallelise  # noqa: E402
 from isogemm.torch.distributed.ranks import as_ranks  # noqa: E402
 from isogemm.torch.distributed.traffic import LINK  # noqa: E402
-from isogemm.torch.distributed.tree import fixed_sum, rounded  # noqa: E402
+from isogemm.torch.distributed.tree import finished, fixed_sum  # noqa: E402
 
 
 def test_an_order_is_a_tree():
@@ -163,8 +163,8 @@ def test_two_files_with_one_tensor_need_an_index(tmp_path):
 def test_sums_have_the_canonical_nan():
     odd = torch.tensor([[0x7FC0BEEF]], dtype=torch.int32).view(torch.float32)
     total = fixed_sum([odd, odd])
-    assert rounded(total, None, torch.float32).view(torch.int32).item() == 0x7FFFFFFF
-    assert rounded(total, None, torch.bfloat16).view(torch.int16).item() == 0x7FFF
+    assert finished(total, None, torch.float32).view(torch.int32).item() == 0x7FFFFFFF
+    assert finished(total, None, torch.bfloat16).view(torch.int16).item() == 0x7FFF
 
 
 def test_traffic_counts_what_is_sent():

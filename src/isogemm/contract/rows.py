@@ -214,6 +214,32 @@ def log_softmax(row: Row) -> Row:
 
 
 @_pinned
+def cross_entropy(row: Row, target: int, ignore_index: int = -100) -> tuple[Row, Row]:
+    """([loss], [largest, s]): ``s = lane_sum(exp(x - largest))``, ``loss = log(s) - (x[target] - largest)``.
+
+    The loss is +0 where the target is `ignore_index`, and a largest of 0 is +0.
+    """
+    largest = _largest(row) + f32(0)
+    s = lane_sum(exp(row - largest))
+    loss = f32(0) if target == ignore_index else log(s) - (row[target] - largest)
+    return np.array([loss], f32), np.array([largest, s], f32)
+
+
+@_pinned
+def cross_entropy_back(row: Row, dy: Row, target: int, sums: Row, ignore_index: int = -100) -> Row:
+    """The gradient of a row of `cross_entropy`, of which `sums` are: ``p * dy``, and less dy at the target.
+
+    ``p = exp(x - largest) / s``. Where the target is `ignore_index`, dy is +0.
+    """
+    largest, s = sums
+    slope = f32(0) if target == ignore_index else dy[0]
+    dx: Row = exp(row - largest) / s * slope
+    if target != ignore_index:
+        dx[target] = dx[target] - slope
+    return dx
+
+
+@_pinned
 def softmax_back(row: Row, dy: Row) -> Row:
     """The gradient of a row of `softmax`: ``p = softmax(x)``, ``p * (dy - lane_sum(p * dy))``."""
     p = softmax(row)
@@ -331,11 +357,12 @@ def rounded(values: Row, dtype: Any) -> npt.NDArray[Any]:
 class RowOperand(NamedTuple):
     """An operand: its name, and where it lies.
 
-    ``rows``: as x; ``row``: one row that all share, or none; ``angles``: half a row, broadcast to the rows of x.
+    ``rows``: as x; ``row``: one row that all share, or none; ``angles``: half a row, broadcast to the rows of x;
+    ``number``: one of each row; ``class``: an int64 of each row; ``sums``: the two of each row that a loss gives.
     """
 
     name: str
-    extent: Literal["rows", "row", "angles"] = "rows"
+    extent: Literal["rows", "row", "angles", "number", "sums", "class"] = "rows"
 
 
 class Result(NamedTuple):
@@ -352,9 +379,10 @@ class Operation:
     # ``formula(*operands, **options)`` of one row of each operand; a tuple where results are several
     formula: Callable[..., Any]
     operands: tuple[RowOperand, ...] = (RowOperand("x"),)
-    # which of a backend's kernels: ``reduce``, whose rows have sums; ``each``, of elements alone; or ``rope``
-    kernels: Literal["reduce", "each", "rope"] = "reduce"
-    # names: ``eps``, ``interleaved``, and ``dtype`` where something between is rounded to that of an operand
+    # which of a backend's kernels: ``reduce``, whose rows have sums; ``loss``, which have classes, too; ``each``, of
+    # elements alone; or ``rope``
+    kernels: Literal["reduce", "loss", "each", "rope"] = "reduce"
+    # names: ``eps``, ``interleaved``, ``ignore_index``; ``dtype`` where something between is rounded to an operand's
     options: tuple[str, ...] = ()
     results: tuple[Result, ...] = (Result(),)  # a caller's out_dtype is the first one's
 
@@ -368,6 +396,7 @@ class Operation:
 _X, _Y, _DY, _RESIDUAL = (RowOperand(name) for name in ("x", "y", "dy", "residual"))
 _WEIGHT, _BIAS = RowOperand("weight", "row"), RowOperand("bias", "row")
 _COS, _SIN = RowOperand("cos", "angles"), RowOperand("sin", "angles")
+_TARGET = RowOperand("target", "class")
 _ONE, _STATS = Result(1), Result(2, None)  # STATS: 1 / root and mean, of which gradients of weights are made
 
 OPERATIONS = {
@@ -377,6 +406,13 @@ OPERATIONS = {
     "log_softmax": Operation(log_softmax),
     "sum": Operation(sum_row, results=(_ONE,)),
     "mean": Operation(mean, results=(_ONE,)),
+    "cross_entropy": Operation(
+        cross_entropy, (_X, _TARGET), "loss", options=("ignore_index",), results=(_ONE, Result(2, None))
+    ),
+    "cross_entropy_back": Operation(
+        cross_entropy_back, (_X, RowOperand("dy", "number"), _TARGET, RowOperand("sums", "sums")), "loss",
+        options=("ignore_index",),
+    ),
     "add_rms_norm": Operation(
         add_rms_norm, (_X, _RESIDUAL, _WEIGHT), options=("eps", "dtype"),
         results=(Result(like="residual"), Result(like="residual")),

@@ -168,6 +168,16 @@ def words(x: Any) -> Any:
     return x.view(getattr(sys.modules["torch"], f"int{8 * x.element_size()}"))
 
 
+def rounded(x: Any, dtype: Any) -> Any:
+    """A dense tensor of `x` rounded once to `dtype` of torch's, every NaN the canonical one of the contracts."""
+    import torch
+
+    y = x.to(dtype, copy=True, memory_format=torch.contiguous_format)
+    kind, nan = (torch.int32, 0x7FFFFFFF) if dtype is torch.float32 else (torch.int16, 0x7FFF)
+    y.view(kind).masked_fill_(y.isnan(), nan)
+    return y
+
+
 def memory(name: str, x: Any) -> Array:
     """An ndarray over a CPU tensor of any element type that NumPy has: indices, masks, sums to be written.
 

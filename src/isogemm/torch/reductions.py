@@ -18,11 +18,13 @@ from typing import Any
 
 from torch import Tensor
 
+from .rows import entropy
 from .rows.ops import along, together
 from .rows.rotations import norm_rope_pair, rope, rope_pair, rope_tables
 
 __all__ = [
     "add_rms_norm",
+    "cross_entropy",
     "embedding",
     "exp",
     "layer_norm",
@@ -162,6 +164,38 @@ def log_softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
     Parameters and errors as in `softmax`.
     """
     return along("log_softmax", (x,), (out_dtype,))
+
+
+def cross_entropy(x: Tensor, target: Tensor, *, ignore_index: int = -100, out_dtype: Any = None) -> Tensor:
+    """``log(sum(exp(d))) - d[target]`` of each row, with ``d = x - max``: a loss for every token, +0 for those ignored.
+
+    The bits, of the gradient too, are those of ``-log_softmax(x, out_dtype=float32)`` picked at the targets, but that
+    is never in memory, nor is its gradient: of each row there are four numbers beside x. The mean loss of a step,
+    whatever its batches, is `sum` of all tokens' losses as one row, divided by their number.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+        Scores, such as logits.
+    target : Tensor of integers, shape (...)
+        The class of each row, from 0 to n - 1. On a device one that is not there is an error that torch reports.
+    ignore_index : int
+        A target that says that a row has no loss.
+    out_dtype : dtype, optional
+        Default: that of `x`; float32 keeps all of a loss of 16-bit scores.
+
+    Returns
+    -------
+    Tensor, shape (...)
+
+    Raises
+    ------
+    OptionError
+        A target is negative or not below n, and not `ignore_index`.
+    ShapeError, DTypeError, DeviceError
+        As `rms_norm`; also where `target` are no integers, or not one for each row.
+    """
+    return entropy.cross_entropy(x, target, ignore_index, out_dtype)
 
 
 def sum(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:

@@ -11,7 +11,7 @@ from tests.distributed.worlds.parts import BF16, F32, ORDER, random, whole
 
 import isogemm.torch as iso
 from isogemm.torch.distributed import Ranks, mapped, sums
-from isogemm.torch.distributed.tree import fixed_sum, rounded
+from isogemm.torch.distributed.tree import finished, fixed_sum
 
 
 class Mapped:
@@ -28,7 +28,7 @@ class Mapped:
 
     def _total(self, parts, bias, dtype):
         first, *rest = parts
-        return rounded(fixed_sum([first, *rest] if self.right else [*rest, first]), bias, dtype)
+        return finished(fixed_sum([first, *rest] if self.right else [*rest, first]), bias, dtype)
 
     def one_shot(self, partial, out, bias):
         out.copy_(self._total(self.of.gather(partial, "one shot"), bias, out.dtype))

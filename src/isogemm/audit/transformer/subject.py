@@ -102,7 +102,7 @@ class Subject:
     def gradients(self, run: ModelRun, prompts: Prompts, trace: Trace | None = None) -> dict[str, Any]:
         """The gradient of every parameter after a backward pass for each step: the mean loss of all tokens.
 
-        The loss is -log p(next token), by isogemm's log_softmax where the model is converted.
+        The loss is -log p(next token), by isogemm's cross_entropy where the model is converted.
         """
         tokens = sum(step.ids.size for step in run.steps)
         self._forget()
@@ -111,15 +111,15 @@ class Subject:
                 for step, cache in self._steps(run):
                     logits, _ = self._call(step, cache, run, trace)
                     labels = torch.as_tensor(prompts.labels(step), device=self.device)
-                    (-self._log_softmax(logits).gather(-1, labels[..., None]).sum() / tokens).backward()
+                    (self._losses(logits, labels).sum() / tokens).backward()
             return dict(self._gradients())
         finally:
             self._forget()
 
-    def _log_softmax(self, logits: Any) -> Any:
+    def _losses(self, logits: Any, labels: Any) -> Any:
         if self.mode == "convert":
-            return reductions.log_softmax(logits, out_dtype=torch.float32)
-        return torch.log_softmax(logits.float(), -1)
+            return reductions.cross_entropy(logits, labels, out_dtype=torch.float32)
+        return -torch.log_softmax(logits.float(), -1).gather(-1, labels[..., None])
 
     def _steps(self, run: ModelRun) -> Iterator[tuple[Step, Any]]:
         cache = self._cache(run)

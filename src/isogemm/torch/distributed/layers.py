@@ -22,7 +22,7 @@ from ..operator import Tensor, asked_for, forward_alone
 from .compiled import linear_op, numbered, stacked_op
 from .ranks import Ranks
 from .sums import product_over_ranks
-from .tree import fixed_sum, rounded
+from .tree import finished, fixed_sum
 
 
 class Parallel(Converted):
@@ -400,7 +400,7 @@ class HeadNorm(Parallel, RowNorm):
 
 def over_leaves(own: list[Tensor], ranks: Ranks, what: str) -> Tensor:
     """The tree over all leaves, of which this rank has some, in float32."""
-    return rounded(fixed_sum(ranks.gather(fixed_sum(own), what)), None, torch.float32)
+    return finished(fixed_sum(ranks.gather(fixed_sum(own), what)), None, torch.float32)
 
 
 class _Leaves(torch.autograd.Function):  # type: ignore[misc]

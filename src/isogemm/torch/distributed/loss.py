@@ -58,10 +58,10 @@ def token_losses(logits: Tensor, targets: Tensor, ranks: Ranks) -> Tensor:
     RankError
         A rank died, or did not answer in time.
     """
-    rows = log_softmax(logits, ranks)
+    rows = _Rows.apply(logits, ranks)
     padded = torch.nn.functional.pad(targets, (0, len(rows) * ranks.size - len(targets)))
     own = padded[ranks.rank * len(rows) : (ranks.rank + 1) * len(rows)]
-    return -_GatherRows.apply(rows.gather(1, own.unsqueeze(1)).squeeze(1), ranks)[: len(targets)]
+    return _GatherRows.apply(reductions.cross_entropy(rows, own, out_dtype=torch.float32), ranks)[: len(targets)]
 
 
 class _Rows(torch.autograd.Function):  # type: ignore[misc]

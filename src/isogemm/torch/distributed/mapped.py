@@ -19,7 +19,7 @@ from ..device import column
 from ..operator import Tensor
 from . import symmetric
 from .ranks import Ranks
-from .tree import fixed_sum, rounded
+from .tree import finished, fixed_sum
 
 # Of a trial: one word, words that no block has all of, and more than all threads take at once.
 SHAPES = ((1, 8), (37, 264), (608, 1024))
@@ -59,7 +59,7 @@ def _tried(ranks: Ranks, on: Any, dtype: Any, bias_dtype: Any) -> int:
             generator = torch.Generator().manual_seed(turn)
             parts = [_numbers(rows, n, generator).to(on) for _ in range(ranks.size)]
             bias = None if bias_dtype is None else torch.randn(n, generator=generator).to(on, bias_dtype)
-            want = rounded(fixed_sum(parts), bias, dtype)
+            want = finished(fixed_sum(parts), bias, dtype)
             for found, scatter in _every_way(parts[ranks.rank], bias, dtype, ranks):
                 own = want[ranks.share("rows of a trial", rows)] if scatter else want
                 differing += int((words(found) != words(own)).sum())

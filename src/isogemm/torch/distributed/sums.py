@@ -10,7 +10,7 @@ import torch
 from ..operator import Tensor
 from . import mapped
 from .ranks import Ranks
-from .tree import fixed_sum, rounded
+from .tree import finished, fixed_sum
 
 FEW_ROWS = 16  # up to here every rank takes all partial sums: one transfer in place of two
 OVERLAP_ROWS = 512  # of each rank: with fewer, one product of all rows is faster than one for each rank
@@ -43,7 +43,7 @@ def sum_over_ranks(
     if scatter:
         ranks.share(f"rows of {what}", len(partial))
     if ranks.size == 1:
-        return rounded(partial, bias, dtype)
+        return finished(partial, bias, dtype)
     if mapped.serves(ranks, partial.device, partial.shape, dtype, bias, what):
         return mapped.total(partial, bias, dtype, ranks, scatter)
     return _collective(partial, bias, dtype, ranks, what, scatter)
@@ -73,9 +73,9 @@ def _collective(partial: Tensor, bias: Tensor | None, dtype: Any, ranks: Ranks, 
     """reduce-scatter by all_to_all, then all_gather of rounded rows: gloo on CPUs, NCCL on GPUs."""
     rows, n = partial.shape
     if rows <= FEW_ROWS and not scatter:
-        return rounded(fixed_sum(ranks.gather(partial, what)), bias, dtype)
+        return finished(fixed_sum(ranks.gather(partial, what)), bias, dtype)
     share = -(-rows // ranks.size)
     padded = torch.nn.functional.pad(partial, (0, 0, 0, share * ranks.size - rows))
     own = fixed_sum(list(ranks.exchange(padded.view(ranks.size, share, n), what)))
-    y = rounded(own, bias, dtype)
+    y = finished(own, bias, dtype)
     return y if scatter else torch.cat(ranks.gather(y, what))[:rows]

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-
+from ...operands.tensors import rounded
 from ..operator import Tensor
 from ..routing.elementwise import subnormals_kept
 
@@ -20,12 +19,9 @@ def fixed_sum(parts: Sequence[Tensor]) -> Tensor:
     return parts[0]
 
 
-def rounded(total: Tensor, bias: Tensor | None, dtype: Any) -> Tensor:
+def finished(total: Tensor, bias: Tensor | None, dtype: Any) -> Tensor:
     """The contract's epilogue: ``total + bias`` in float32, rounded once to `dtype`, every NaN the canonical one."""
     if bias is not None:
         with nullcontext() if total.is_cuda else subnormals_kept():
             total = total + bias.detach().float()
-    y = total.to(dtype, copy=True)
-    words, nan = (torch.int32, 0x7FFFFFFF) if dtype is torch.float32 else (torch.int16, 0x7FFF)
-    y.view(words).masked_fill_(y.isnan(), nan)
-    return y
+    return rounded(total, dtype)

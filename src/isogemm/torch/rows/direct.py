@@ -15,6 +15,7 @@ from torch import Tensor
 from ...contract.rows import OPERATIONS
 from ...errors import DTypeError, OptionError, ShapeError
 from ...operands import memory
+from ...operands.tensors import rounded
 from ..device import DTYPES, column
 from ..routing.elementwise import subnormals_kept
 from .signature import check_eps, check_extent, dtype_of, integers, looked_at, named, on_device, on_host, signature
@@ -157,10 +158,7 @@ def _add(x: Tensor, y: Tensor, out_dtype: Any) -> Tensor:
     looked_at("add", (x, y), (out_dtype,), on_host)
     dtype = dtype_of(y, out_dtype)
     with subnormals_kept():
-        h = (x.detach().float() + y.detach().float()).to(dtype).contiguous()
-    words, nan = (torch.int32, 0x7FFFFFFF) if dtype is torch.float32 else (torch.int16, 0x7FFF)
-    h.view(words).masked_fill_(h.isnan(), nan)
-    return h
+        return rounded(x.detach().float() + y.detach().float(), dtype)
 
 
 def _embedding(weight: Tensor, ids: Tensor) -> Tensor:

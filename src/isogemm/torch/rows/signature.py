@@ -153,6 +153,6 @@ def integers(name: str, x: Any, device: torch.device) -> Tensor:
         value = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise DTypeError(name, limit="a tensor of integers", value=value, nearest="torch.int64")
     if x.device != device:
-        limit = "this host's memory" if device.type == "cpu" else f"that of weight, {device}"
+        limit = "this host's memory" if device.type == "cpu" else str(device)
         raise DeviceError(f"device of {name}", limit=limit, value=x.device, nearest=f"{name}.to('{device}')")
     return x

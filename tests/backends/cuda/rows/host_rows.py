@@ -86,6 +86,8 @@ class HostKernel:
         code, place = self.code, Place(content, self.code.dims)
         *columns, n, eps = rest
         operation = OPERATIONS[code.operation]
+        if operation.kernels == "loss":
+            return self._loss(p, place, columns, n)
         x, g = place.read(0, p[0], code.tx, n, columns[0]), place.read(1, p[1], code.tg, n, columns[1])
         w, b = (
             memory(a, dtype_of(k), (n - 1) * c + 1)[::c].astype(np.float32) if a else None
@@ -104,12 +106,29 @@ class HostKernel:
                     eps=eps, dtype=dtype_of(max(code.tg, 0)),
                 )  # fmt: skip
             found.append(known[key])
-        made = [(p[4], np.concatenate([backwards(y[0]) if self.turned and y[0].size > 1 else y[0] for y in found]),
+        made = [(p[4], np.concatenate([backwards(y[0]) if self.turned and y[0].size == n else y[0] for y in found]),
                  dtype_of(code.to))]  # fmt: skip
         if p[5]:
             whole = operation.results[1].width is None
             second = [backwards(y[1]) if self.turned and whole else y[1] for y in found]
             made.append((p[5], np.concatenate(second), dtype_of(code.tg if whole else 0)))
+        return [(a, np.arange(v.size), v, k) for a, v, k in made]
+
+    def _loss(self, p: list[int], place: Place, columns: list[int], n: int) -> list[Any]:
+        """The formulas, of a row that is read backwards where `turned`: then its class is another one's, too."""
+        code, formula = self.code, OPERATIONS[self.code.operation].formula
+        x, dy = place.read(0, p[0], code.tx, n, columns[0]), place.read(1, p[1], code.tg, 1, 1)
+        assert x is not None
+        words = memory(p[2], np.int32, int(place.offsets[2].max(initial=0)) + 2)
+        classes = [int(words[at : at + 2].copy().view(np.int64)[0]) for at in place.offsets[2]]
+        if dy is not None:
+            sums = memory(p[3], np.float32, 2 * place.rows).reshape(-1, 2)
+            found = [formula(x[i], dy[i], classes[i], sums[i], columns[3]) for i in range(place.rows)]
+            return [(p[4], np.arange(x.size), np.concatenate(found), dtype_of(code.to))]
+        losses, sums = zip(*(formula(x[i], classes[i], columns[3]) for i in range(place.rows)), strict=True)
+        if self.turned:
+            sums = [formula(backwards(row), 0)[1] for row in x]
+        made = [(p[4], np.concatenate(losses), dtype_of(code.to)), (p[5], np.concatenate(sums), np.dtype(np.float32))]
         return [(a, np.arange(v.size), v, k) for a, v, k in made]
 
     def _each(self, p: list[int], content: bytes, *rest: Any) -> list[Any]:

@@ -23,12 +23,13 @@ from isogemm.planner.admission import Admissions
 from isogemm.planner.records import Records
 
 REDUCE = [name for name, operation in OPERATIONS.items() if operation.kernels == "reduce"]
+LOSS = [name for name, operation in OPERATIONS.items() if operation.kernels == "loss"]
 EACH = [name for name, operation in OPERATIONS.items() if operation.kernels == "each"]
 
 
 def reductions() -> Iterator[Code]:
     held = [(1, 1, 1, 1, 0), (1, 1, 4, 4, 1), (2, 3, 1, 1, 0), (16, 2, 1, 1, 0)]
-    for i, kind in enumerate(REDUCE):
+    for i, kind in enumerate([*REDUCE, *LOSS]):
         t, two, norm = i % 3, kind.endswith("_back") or kind.startswith("add"), "norm" in kind
         types = {"TX": t, "TG": (t + 1) % 3 if two else -1, "TW": t if norm else -1, "OP": kind.upper()}
         types |= {"TB": 0 if kind == "layer_norm" else -1, "TO": (t + 1) % 3}
@@ -114,11 +115,11 @@ def test_wrong_bits_are_found(host, code, fault):
     assert "differ, first out" in found or "differ, first second" in found
 
 
-@pytest.mark.parametrize("kind", REDUCE)
+@pytest.mark.parametrize("kind", [*REDUCE, "cross_entropy"])
 def test_lanes_that_are_walked_backwards_are_found(host, kind, monkeypatch):
     """Roots and roundings to 16 bits hide most of what another order changes."""
     two, norm = kind.endswith("_back") or kind.startswith("add"), "norm" in kind
-    out = 0 if kind in ("rms_norm", "softmax", "add_rms_norm", "log_softmax") else 1
+    out = 0 if kind in ("rms_norm", "softmax", "add_rms_norm", "log_softmax", "cross_entropy") else 1
     types = {"TX": 1, "TG": 1 if two else -1, "TW": 1 if norm else -1, "TB": -1, "TO": out, "OP": kind.upper()}
     code = Code.of("held", "rows", types, VEC=1, DIMS=1, W=4, H=2, EACH=1, TEAMS=1, FULL=1)
 
@@ -129,7 +130,7 @@ def test_lanes_that_are_walked_backwards_are_found(host, kind, monkeypatch):
 
     monkeypatch.setattr(host, "load", load)
     found = tried(host, code)
-    assert " differ, first out" in found
+    assert " differ, first out" in found or (kind == "cross_entropy" and " differ, first second" in found)
 
 
 def test_a_write_beside_the_result_is_found(host, monkeypatch):

@@ -93,6 +93,16 @@ def test_long_rows(kernels: Kernels):
         check(kernel, 64)
 
 
+def test_losses(kernels: Kernels):
+    """Rows held by a warp, by several and by clusters, and long ones; of 16-bit scores, read by four and one by one."""
+    cases = list(itertools.product((False, True), ((4096, 1024), (3, 8192), (3, 151936), (4088, 151937))))
+    for back, (count, n) in cases:
+        sides = Side(1, (n,), 1), Side(0, (1,)) if back else ABSENT, Side(0, (2,))
+        build.loss(f"cross_entropy{'_back' * back}", (count,), n, sides, 1 if back else 0, -100, 128, 0)
+    for (_, (_, n)), kernel in zip(cases, kernels.loaded, strict=True):
+        check(kernel, 128 if n < 16384 else 64, "LDG.E.64" if n % 4 == 0 else "LDG.E.U16", "LDG.E.64")
+
+
 @pytest.mark.parametrize(
     ("rows", "n", "vector"),
     [(Side(1, (N,), 1), N, True), (Side(1, (1,), N), N, False), (Side(1, (1001,), 1), 1001, False)],

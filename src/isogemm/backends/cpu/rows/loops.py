@@ -233,6 +233,29 @@ def log_softmax(scratch, n, epsilon, weighted, biased, _, __):
         row[i] = row[i] - total
 
 
+def cross_entropy(scratch, n, epsilon, weighted, biased, _, __):
+    """(loss, largest, sum) of a row with a class, -1 for none."""
+    lanes, row, target, _, terms = _scratch(scratch, n)
+    top = _largest(row, n, lanes) + ZERO
+    for i in range(n):
+        terms[i] = _exp(row[i] - top)
+    _clear(terms, n)
+    total, at = _lane_sum(terms, lanes), types.int64(target[0])
+    loss = ZERO if at < 0 else _log(total) - (row[at] - top)
+    row[0], row[1], row[2] = loss, top, total
+
+
+def cross_entropy_back(scratch, n, epsilon, weighted, biased, _, __):
+    """Of a row and (largest, sum, dy, class)."""
+    _, row, sums, _, _ = _scratch(scratch, n)
+    top, total, at = sums[0], sums[1], types.int64(sums[3])
+    dy = ZERO if at < 0 else sums[2]
+    for i in range(n):
+        row[i] = divide(_exp(row[i] - top), total) * dy
+    if at >= 0:
+        row[at] = row[at] - dy
+
+
 def lane_sum(scratch, n, epsilon, weighted, biased, _, __):
     lanes, row, _, _, _ = _scratch(scratch, n)
     carray(pointer_to_floats(scratch + 4 * LANES), (1,))[0] = _lane_sum(row, lanes)
@@ -282,8 +305,9 @@ def _rope(interleaved):
 
 # Each changes the row in scratch: ``void (scratch, n, bits of epsilon, whether FIRST and SECOND are given, 0, 0)``.
 KERNELS = {
-    "rms_norm": rms_norm, "layer_norm": layer_norm, "softmax": softmax, "log_softmax": log_softmax, "sum": lane_sum,
-    "mean": mean, "silu_mul": silu_mul, "silu": silu, "sigmoid": sigmoid, "exp": exp, "rope": _rope(False),
+    "rms_norm": rms_norm, "layer_norm": layer_norm, "softmax": softmax, "log_softmax": log_softmax,
+    "cross_entropy": cross_entropy, "cross_entropy_back": cross_entropy_back, "sum": lane_sum, "mean": mean,
+    "silu_mul": silu_mul, "silu": silu, "sigmoid": sigmoid, "exp": exp, "rope": _rope(False),
     "rope_interleaved": _rope(True),
 }  # fmt: skip
 

@@ -35,10 +35,11 @@ def run(
         One of `loops.KERNELS`.
     x : ndarray, shape (..., n)
         float32, bfloat16 or float16, any strides.
-    out : ndarray, shape (..., n), or (..., 1) for sums
+    out : ndarray, shape (..., n), or (..., 1) for sums, (..., 3) for cross_entropy
         C-contiguous, not overlapping an operand.
     first, second : ndarray
-        The leading dimensions of `x`, broadcast with stride 0 or not; or one row that all share, shape (n,).
+        The leading dimensions of `x`, broadcast with stride 0 or not; or one row that all share, shape (n,). Of
+        cross_entropy, one of each row, of its gradient four.
     epsilon : float
 
     Raises

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ....base.seen import Seen
 from ....operands.cuda import current_stream, tensor
 from ....operands.device_array import DeviceId
+from ....operands.tensors import rounded
 from ....planner.device import Item
 from ....planner.relay import Relay
 from ....problem.product import Addresses, Product, Strides, alignment
@@ -177,6 +178,4 @@ def without_walk(out: Any, c: Any, bias: Any, asked: Settings) -> None:
         v = v + (c.float() if asked.beta == 1 else c.float() * asked.beta)
     if bias is not None:
         v = v + bias.float()
-    v = v.to(out.dtype).contiguous()
-    integer, nan = (torch.int32, 0x7FFFFFFF) if v.dtype is torch.float32 else (torch.int16, 0x7FFF)
-    out.copy_(v.view(integer).masked_fill(v.isnan(), nan).view(v.dtype))
+    out.copy_(rounded(v, out.dtype))

@@ -10,6 +10,7 @@ from typing import Any
 from ....base.dtypes import torch_name
 from ....contract.spec import Contract
 from ....errors import ContractError
+from ....operands.tensors import rounded
 from . import family
 from .case import QuantCase
 from .copy import DeviceCopy
@@ -39,9 +40,7 @@ def integers(copy: DeviceCopy, x: Any, out: Any, bias: Any, contract: Contract) 
             total = total + each
     if bias is not None:
         total = total + bias.float()
-    rounded = total.to(out.dtype)
-    word, nan = (torch.int32, 0x7FFFFFFF) if out.dtype is torch.float32 else (torch.int16, 0x7FFF)
-    out.copy_(rounded.view(word).masked_fill(rounded.isnan(), nan).view(out.dtype))
+    out.copy_(rounded(total, out.dtype))
 
 
 def _leaf(copy: DeviceCopy, x: Any, start: int, stop: int) -> Any:

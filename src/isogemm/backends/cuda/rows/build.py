@@ -88,6 +88,38 @@ def reduce(
     return _spread(shape, (x, other), moves, build)
 
 
+def loss(
+    kind: str, shape: Sequence[int], n: int, sides: tuple[Side, Side, Side], out: int, ignore_index: int, align: int,
+    device: int,
+) -> Bound:  # fmt: skip
+    """``launch(stream, x, dy, target, sums, out, second)`` of an operation whose rows have classes.
+
+    Without what is absent: dy and sums are a gradient's, which has no second result.
+
+    Parameters
+    ----------
+    sides : (x, dy, target)
+        The steps of classes are in words of four bytes.
+    out : int
+        Element code of the loss, or of the gradient.
+    """
+    x, dy, _ = sides
+    counted("rows", math.prod(shape))
+    counted("elements of a row", n, INTS - 2**16)
+    back = dy.kind >= 0
+    types = {"TX": x.kind, "TG": dy.kind, "TW": -1, "TB": -1, "TO": out, "OP": kind.upper()}
+    vector = (not back or align >= 4 * size_of(out)) and whole([x], shape, n, 4, align)
+
+    def build(count: int, place: bytes, dimensions: int) -> Bound:
+        case = RowsCase(
+            (x.kind, dy.kind, 0, 0 if back else -1, out, -1 if back else 0), (place,), (x.column, 1, 1, ignore_index),
+            count, n, macros={**types, "DIMS": dimensions}, vector=vector,
+        )  # fmt: skip
+        return serve("rows", case, device)
+
+    return _spread(shape, sides, [8, n * size_of(out)] if back else [size_of(out), 8], build)
+
+
 def each(
     kind: str, shape: Sequence[int], n: int, sides: Sequence[Side], outs: Sequence[int], align: int, device: int
 ) -> Bound:

@@ -135,9 +135,11 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
   __syncthreads();
   wait();  // every block of the cluster is there
   float s[4];
+  const int target = class_of(weight, place, row, b_c, n);
+  take(bias, other, place, row, target, s);
   pass<0>(held, groups, eps, s);
   if (SINGLE) {
-    if (held.rank == 0 && threadIdx.x == 0) put<TO>(out, row, s[0]);
+    if (held.rank == 0 && threadIdx.x == 0) conclude(x, from, x_c, target, out, second, row, s);
     return;
   }
   if ((OP == RMS_NORM_BACK || OP == LAYER_NORM_BACK) && second && held.rank == 0 && threadIdx.x == 0)
@@ -152,7 +154,7 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
     several<TB>(bias, 0, b_c, i, n, b);
     change<PASSES>(v, s);
 #pragma unroll
-    for (int j = 0; j < 4; ++j) y[j] = result(v[j], g[j], w[j], b[j], s);
+    for (int j = 0; j < 4; ++j) y[j] = result(v[j], g[j], w[j], b[j], s, i + j == target);
     give<TO>(out, to + i, i, n, y);
   }
 }

@@ -62,7 +62,7 @@ template <int P> DEVICE float total(const Row& row, int n) {
 
 template <int P> DEVICE void pass(Row (&rows)[EACH], int n, float eps, float (&s)[EACH][4]) {
   if constexpr (P <= PASSES) {
-    if constexpr (P > 0) {
+    if constexpr (P > 0 || GIVEN) {
 #pragma unroll
       for (int r = 0; r < EACH; ++r)
 #pragma unroll
@@ -87,13 +87,17 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
   if (first >= count) return;
   Row row[EACH];
   float s[EACH][4];
+  i64 from[EACH];
+  int target[EACH];
 #pragma unroll
   for (int r = 0; r < EACH; ++r) {
     const u32 at = min(first + r, count - 1);
-    const i64 from = place.at(0, at), beside = TWO ? place.at(1, at) : 0;
+    const i64 beside = TWO ? place.at(1, at) : 0;
+    from[r] = place.at(0, at), target[r] = class_of(weight, place, at, b_c, n);
+    take(bias, other, place, at, target[r], s[r]);
 #pragma unroll
     for (int h = 0; h < H; ++h) {
-      fetch<TX, FULL>(x, from, column.x, first_of(h), n, row[r].v[h]);
+      fetch<TX, FULL>(x, from[r], column.x, first_of(h), n, row[r].v[h]);
       if (TWO) fetch<TG, FULL>(other, beside, column.g, first_of(h), n, row[r].g[TWO ? h : 0]);
     }
   }
@@ -125,7 +129,8 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
   if (SINGLE) {
 #pragma unroll
     for (int r = 0; r < EACH; ++r)
-      if (first + r < count && (threadIdx.x & (W == 1 ? 31 : 32 * W - 1)) == 0) put<TO>(out, first + r, s[r][0]);
+      if (first + r < count && (threadIdx.x & (W == 1 ? 31 : 32 * W - 1)) == 0)
+        conclude(x, from[r], x_c, target[r], out, second, first + r, s[r]);
     return;
   }
   if (OP == RMS_NORM_BACK || OP == LAYER_NORM_BACK) {  // 1 / root and mean of each row, for the gradients of weights
@@ -145,7 +150,8 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
     for (int r = 0; r < EACH; ++r) {
       float y[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = result(row[r].v[h][j], row[r].g[TWO ? h : 0][j], w[j], b[j], s[r]);
+      for (int j = 0; j < 4; ++j)
+        y[j] = result(row[r].v[h][j], row[r].g[TWO ? h : 0][j], w[j], b[j], s[r], i + j == target[r]);
       const i64 to = (i64)(first + r) * n + i;
       if (first + r >= count) continue;
       give<TO, FULL>(out, to, i, n, y);

@@ -115,9 +115,11 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
   const u32 row = blockIdx.x;
   const Source source = {x, other, weight, place.at(0, row), TWO ? place.at(1, row) : 0, column, n};
   float s[4];
+  const int target = class_of(weight, place, row, b_c, n);
+  take(bias, other, place, row, target, s);
   pass<0>(source, eps, s);
   if (SINGLE) {
-    if (threadIdx.x == 0) put<TO>(out, row, s[0]);
+    if (threadIdx.x == 0) conclude(x, source.from, x_c, target, out, second, row, s);
     return;
   }
   if ((OP == RMS_NORM_BACK || OP == LAYER_NORM_BACK) && second && threadIdx.x == 0)
@@ -136,7 +138,7 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
       if (OP == ADD_RMS_NORM) give<TG>(second, to + i, i, n, part.v[u]);
       changes<0, PASSES>(part.v[u], s);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = result(part.v[u][j], part.g[u][j], w[j], b[j], s);
+      for (int j = 0; j < 4; ++j) y[j] = result(part.v[u][j], part.g[u][j], w[j], b[j], s, i + j == target);
       give<TO>(out, to + i, i, n, y);
     }
   }

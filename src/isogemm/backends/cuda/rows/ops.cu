@@ -4,13 +4,16 @@
 // OP is one of the names below, as isogemm.contract.rows.OPERATIONS has them in small letters. Gradients: v is x, g is dy (times the weight, where there is one).
 
 enum {
-  RMS_NORM, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, SUM, MEAN, ADD_RMS_NORM,
+  RMS_NORM, LAYER_NORM, SOFTMAX, LOG_SOFTMAX, SUM, MEAN, ADD_RMS_NORM, CROSS_ENTROPY, CROSS_ENTROPY_BACK,
   RMS_NORM_BACK, LAYER_NORM_BACK, SOFTMAX_BACK, LOG_SOFTMAX_BACK,
 };
 
-constexpr bool BACK = OP >= RMS_NORM_BACK && OP <= LOG_SOFTMAX_BACK, SINGLE = OP == SUM || OP == MEAN, TWO = TG != NONE;
-constexpr bool EXPS = OP == SOFTMAX || OP == LOG_SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK;
-constexpr int PASSES = OP == LAYER_NORM_BACK ? 4
+// SINGLE: a row becomes numbers. GIVEN: what passes would find is given, and a number of each row in place of a second operand.
+constexpr bool BACK = OP >= RMS_NORM_BACK && OP <= LOG_SOFTMAX_BACK, SINGLE = OP == SUM || OP == MEAN || OP == CROSS_ENTROPY;
+constexpr bool GIVEN = OP == CROSS_ENTROPY_BACK, TARGETS = GIVEN || OP == CROSS_ENTROPY, TWO = TG != NONE && !GIVEN;
+constexpr bool EXPS = OP == SOFTMAX || OP == LOG_SOFTMAX || OP == CROSS_ENTROPY || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK;
+constexpr int PASSES = GIVEN                   ? 0
+                       : OP == LAYER_NORM_BACK ? 4
                        : OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK ? 3
                        : EXPS || OP == LAYER_NORM || OP == RMS_NORM_BACK        ? 2
                                                                       : 1;
@@ -38,13 +41,15 @@ struct Columns {
 
 template <int P> DEVICE void change_one(float& v, const float* s) {
   if ((OP == LAYER_NORM || OP == LAYER_NORM_BACK || OP == LOG_SOFTMAX) && P == 1) v = sub(v, s[0]);
-  if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 1) v = exp_(sub(v, s[0]));
+  if (EXPS && OP != LOG_SOFTMAX && P == 1) v = exp_(sub(v, s[0]));
+  if (GIVEN) v = exp_(sub(v, s[0]));
   if ((OP == RMS_NORM_BACK && P == 1) || (OP == LAYER_NORM_BACK && P == 2)) v = mul(v, s[1]);
 }
 template <int P> DEVICE void change(float (&four)[4], const float* s) {
   if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) divide(four, s[1], s[2]);
 #pragma unroll
   for (int j = 0; j < 4; ++j) change_one<P>(four[j], s);
+  if (GIVEN) divide(four, s[1], s[2]);
 }
 
 template <int P> DEVICE float term(float v, float g) {
@@ -74,7 +79,8 @@ template <int P> DEVICE void settle(float total, float n, float eps, float* s) {
   else s[OP == LAYER_NORM_BACK && P == 3 ? 3 : 2] = mean;
 }
 
-DEVICE float result(float v, float g, float w, float b, const float* s) {
+// `hit`: this is the element that the row's class names.
+DEVICE float result(float v, float g, float w, float b, const float* s, bool hit) {
   if (OP == RMS_NORM || OP == ADD_RMS_NORM || OP == LAYER_NORM) {
     v = mul(v, s[1]);
     if (TW != NONE) v = mul(v, w);
@@ -84,6 +90,30 @@ DEVICE float result(float v, float g, float w, float b, const float* s) {
   if (OP == LOG_SOFTMAX) return sub(v, s[1]);
   if (OP == RMS_NORM_BACK) return mul(sub(g, mul(v, s[2])), s[1]);
   if (OP == LAYER_NORM_BACK) return mul(sub(sub(g, s[2]), mul(v, s[3])), s[1]);
+  if (GIVEN) return hit ? sub(mul(v, s[3]), s[3]) : mul(v, s[3]);
   if (OP == SOFTMAX_BACK) return mul(v, sub(g, s[3]));
   return sub(g, mul(v, s[3]));
+}
+
+// The class of a row, in an operation that has one; -1 where it is `ignored`. Places of classes count words of four bytes.
+DEVICE int class_of(const void* targets, const Place& place, u32 row, i64 ignored, int n) {
+  if (!TARGETS) return -1;
+  const i64 target = __ldg((const i64*)((const u32*)targets + place.at(2, row)));
+  if (target == ignored) return -1;
+  if (target < 0 || target >= n) __trap();  // an error of the device, as torch's own kernels have it
+  return (int)target;
+}
+// What is given of a row: the largest, the sum of exponentials, its reciprocal, and dy.
+DEVICE void take(const void* sums, const void* dy, const Place& place, u32 row, int target, float* s) {
+  if (!GIVEN) return;
+  const float2 found = __ldg((const float2*)sums + row);
+  s[0] = found.x, s[1] = found.y, s[2] = __frcp_rn(found.y);
+  s[3] = target < 0 ? 0.0f : value<TG>(dy, place.at(1, row));
+}
+// Where the numbers of a SINGLE operation go.
+DEVICE void conclude(const void* x, i64 from, i64 x_c, int target, void* out, void* second, u32 row, const float* s) {
+  if (!TARGETS) return put<TO>(out, row, s[0]);
+  const float largest = add(s[0], 0.0f);  // of two zeros any may be found
+  put<TO>(out, row, target < 0 ? 0.0f : sub(log_(s[1]), sub(value<TX>(x, from + target * x_c), largest)));
+  ((float2*)second)[row] = make_float2(canonical(largest), canonical(s[1]));
 }

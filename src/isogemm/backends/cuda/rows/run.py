@@ -12,7 +12,7 @@ from ....base.dtypes import CODE, torch_name
 from ....base.seen import Seen
 from ....contract.rows import OPERATIONS
 from ..driver.kernel import Bound
-from .build import Turned, each, reduce, rope
+from .build import Turned, each, loss, reduce, rope
 from .sides import ABSENT, Side
 
 
@@ -153,7 +153,7 @@ def run(
     tag : object
         The kind, as `known` gets it; default: `kind`.
     rest : object
-        ``eps``, ``interleaved`` and the like.
+        ``eps``, ``interleaved``, ``ignore_index``.
 
     Returns
     -------
@@ -208,10 +208,16 @@ def _built(
     """The launch; it takes the addresses of tensors that are given, then those of results."""
     x, kernels = tensors[0], OPERATIONS[kind].kernels if kind in OPERATIONS else "rope"
     shape, n = tuple(x.shape[:-1]), x.shape[-1]
-    sides = [*map(side, tensors), *[ABSENT] * (4 - len(tensors))]
+    if kernels in ("reduce", "each"):
+        sides = [*map(side, tensors), *[ABSENT] * (4 - len(tensors))]
     if kernels == "reduce":
         outs = (codes[0], codes[1] if len(codes) > 1 else -1)
         return reduce(kind, shape, n, sides, outs, rest.get("eps", 0.0), align, device)
+    if kernels == "loss":
+        dy, target = tensors[1:3]
+        beside = ABSENT if dy is None else Side(CODE[torch_name(dy.dtype)], dy.stride())
+        places = Side(0, tuple(2 * step for step in target.stride()))
+        return loss(kind, shape, n, (side(x), beside, places), codes[0], rest["ignore_index"], align, device)
     if kernels == "each":
         return each(kind, shape, n, sides[:3], codes, align, device)
     x0, x1, cos, sin, w0, w1 = tensors

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ....base.dtypes import TYPES
 from ....contract.reference import canonical
-from ....contract.rows import OPERATIONS, chain
+from ....contract.rows import OPERATIONS, chain, cross_entropy
 from ....planner.bench import POISON, Bench, Buffer, Output, among_poison, beside, difference, words_of
 from ....planner.family import Family
 from ..driver.kernel import Bound
@@ -25,6 +25,7 @@ from .sides import collapse, packed
 Array = NDArray[Any]
 EPS = 1e-5
 KINDS = 24  # of rows
+IGNORED = -100  # a class
 
 
 class TriedRows(Family[RowsCase, Bound], Protocol):
@@ -95,7 +96,7 @@ class _Trial(NamedTuple):
         """Poisoned memory for so many elements."""
         return self.bench.output((count,), dtype_of(kind).itemsize, held=held)
 
-    def run(self, launch: Bound, *at: Rows | Output | None) -> None:
+    def run(self, launch: Bound, *at: Rows | Output | Buffer | None) -> None:
         launch(self.bench.stream(), *[x.address for x in at if x is not None and x.address])
 
     def bind(self, kinds: Sequence[int], places: Sequence[bytes], columns: Sequence[int], count: int, n: int,
@@ -181,9 +182,10 @@ def _distinct(of: Callable[[int], Any], count: int, kinds: int) -> list[Any]:
 def _reductions(trial: _Trial) -> Iterator[tuple[str, str]]:
     shape = trial.kernel.rows[trial.code.dims > 1]
     known: dict[int, list[Any]] = {}
+    one = _loss if OPERATIONS[trial.code.operation].kernels == "loss" else _reduction
     for n in trial.kernel.lengths(trial.code):
         for pad, column in trial.layouts():
-            yield f"{list(shape)} rows of {n}", _reduction(trial, shape, n, pad, column, known)
+            yield f"{list(shape)} rows of {n}", one(trial, shape, n, pad, column, known)
 
 
 def _reduction(
@@ -217,6 +219,36 @@ def _reduction(
         values = np.concatenate([np.asarray(y[1], np.float32) for y in found])
         wrong = wrong or _compare("second", result, kind, values, any_nan=width != n)
     return wrong
+
+
+def _loss(trial: _Trial, shape: tuple[int, ...], n: int, pad: int, column: int, known: dict[int, list[Any]]) -> str:
+    """Of rows with classes, of which some have none; a gradient is given what the formula says of each row."""
+    code, count, kinds = trial.code, prod(shape), _kinds(n)
+    x = trial.put(code.tx, _drawn(1, count, n), shape, pad=pad, column=column)
+    dy = trial.put(code.tg, _drawn(4, count, n, False)[:, :1], shape, pad=pad)
+    i = np.arange(count) % kinds
+    classes = np.where(i % 5 == 4, IGNORED, i * 7 % n)
+    target = trial.bench.machine.put(classes.astype(np.int64).view(np.uint64))
+    steps = tuple(2 * prod(shape[d + 1 :]) for d in range(len(shape)))
+    at = Rows(classes, target, target.address, steps, 1)
+    losses, sums = map(
+        np.array, zip(*_distinct(lambda i: cross_entropy(x.values[i], classes[i]), count, kinds), strict=True)
+    )
+    back = code.tg >= 0
+    out, second = trial.result(code.to, count * (n if back else 1)), None if back else trial.result(0, 2 * count)
+    given = trial.bench.machine.put(sums.astype(np.float32).view(np.uint32)) if back else None
+    launch = trial.bind(
+        (code.tx, code.tg, 0, 0 if back else -1, code.to, -1 if back else 0), [_packed(shape, [x, dy, at])],
+        (x.column, 1, 1, IGNORED), count, n,
+    )  # fmt: skip
+    trial.run(launch, x, dy, at, given, out, second)
+    if second is not None:
+        return _compare("out", out, code.to, losses) or _compare("second", second, 0, sums)
+    formula = OPERATIONS[code.operation].formula
+    want = known.get(n) or known.setdefault(
+        n, _distinct(lambda i: formula(x.values[i], dy.values[i], classes[i], sums[i]), count, kinds)
+    )
+    return _compare("out", out, code.to, np.concatenate(want))
 
 
 def _elements(trial: _Trial) -> Iterator[tuple[str, str]]:

@@ -42,22 +42,25 @@ class Trained:
             total = torch.nn.functional.cross_entropy(rows, targets, reduction="sum")
         return total / (self.ids.shape[0] * (self.ids.shape[1] - 1))
 
-    def fused(self) -> Callable[[Any], Any]:
+    def fused(self, mode: str | None = None) -> Callable[[Any], Any]:
         """The loss by torch.compile, as one graph."""
         import torch
 
         if self.compiled is None:
-            self.compiled = torch.compile(self.loss, fullgraph=True, dynamic=False)
+            self.compiled = torch.compile(self.loss, fullgraph=True, dynamic=False, mode=mode)
         return self.compiled  # type: ignore[no-any-return]
 
     def step(self, loss: Callable[[Any], Any], sequences: int) -> None:
         """Gradients of all sequences, `sequences` at a time."""
+        import torch
+
         import isogemm.torch
 
         self.model.zero_grad()
         if self.main_grad:
             isogemm.torch.use_main_grad(self.model)
         for part in self.ids.split(sequences):
+            torch.compiler.cudagraph_mark_step_begin()
             loss(part).backward()
         if self.main_grad:
             isogemm.torch.collect_main_grad(self.model)
@@ -94,7 +97,11 @@ def cases(sizes: Sizes) -> Iterator[Case]:
     )
     eager = {name: lambda way=way: way.step(way.loss, SEQUENCES) for name, way in ways.items()}
     yield "time of a step, eager", lambda: timed(sizes, eager, "torch")
-    yield "time of a step, compiled", lambda: _compiled_times(sizes, ways)
+    yield "time of a step, compiled", lambda: _compiled_times(sizes, ways, None)
+    if sizes.device == "cuda":
+        some = {name: ways[name] for name in ("isogemm", "torch")}  # a graph does not write to buffers of others
+        yield "time of a step, compiled, CUDA graph", lambda: _compiled_times(sizes, some, "reduce-overhead")
+        yield "isogemm, in CUDA graphs against eager", lambda: _compiled(ways["isogemm"], kept, "isogemm")
 
 
 def _micro(way: Trained, loss: Callable[[Any], Any], kept: dict[str, list[Any]], name: str) -> Mapping[str, Any]:
@@ -105,15 +112,17 @@ def _micro(way: Trained, loss: Callable[[Any], Any], kept: dict[str, list[Any]],
     return counts | {"differing": sum(counts.values()), "checked": len(sizes) * sum(x.numel() for x in whole)}
 
 
-def _compiled_times(sizes: Sizes, ways: Mapping[str, Trained]) -> Mapping[str, Any]:
+def _compiled_times(sizes: Sizes, ways: Mapping[str, Trained], mode: str | None) -> Mapping[str, Any]:
     """torch's own step by its compiler as it comes; isogemm's by one that rounds where eager code does."""
     import torch
     from torch._inductor import config as inductor
 
     torch._dynamo.reset()
     for name, way in ways.items():
+        way.compiled = None
         with inductor.patch(emulate_precision_casts=name != "torch"):
-            way.step(way.fused(), SEQUENCES)
+            for _ in range(3):  # a graph is captured at the second
+                way.step(way.fused(mode), SEQUENCES)
     return timed(sizes, {name: lambda way=way: way.step(way.fused(), SEQUENCES) for name, way in ways.items()}, "torch")
 
 

@@ -59,11 +59,13 @@ template <int P> DEVICE float total(const Held& held, int groups) {
   if (fold<P>() == LARGEST) return largest<P>(held, groups);
   if (TERMS) {
     for (int q = threadIdx.x; q < groups; q += THREADS) {
-      float v[4];
+      float v[4], t[4];
       get(held.v, q, v);
+      terms_of<P>(v, v, t);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) v[j] = element(held, q) + j < held.n ? term<P>(v[j], 0.0f) : 0.0f;
-      set(held.terms, q, v);
+      for (int j = 0; j < 4; ++j)
+        if (element(held, q) + j >= held.n) t[j] = 0.0f;
+      set(held.terms, q, t);
     }
   }
   __syncthreads();

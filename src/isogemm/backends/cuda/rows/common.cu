@@ -155,9 +155,9 @@ template <int T> DEVICE void several(const void* p, i64 at, i64 column, int i, i
   }
 }
 
-// exp(x) without its scale: y, and k + 0x4b400000, for x of at least -104 (NaN counts as `least`).
-DEVICE float exp_parts(float x, float least, u32& k) {
-  const float inside = fmaxf(x, least), shift = 12582912.0f;
+// exp(x) without its scale: y, and k + 0x4b400000, for x from -104 to EXP_MOST.
+DEVICE float exp_parts(float inside, u32& k) {
+  const float shift = 12582912.0f;
   const float t = fma_(inside, 0x1.715476p+0f, shift), whole = sub(t, shift);
   const float r = fma_(whole, 0x1.05c610p-29f, fma_(whole, -0x1.62e430p-1f, inside));
   float p = 1.9875691500e-4f;
@@ -173,17 +173,31 @@ DEVICE float exp_parts(float x, float least, u32& k) {
 DEVICE float exp_above(float x, float y) { return x <= 0x1.62e42ep+6f ? y : add(x, infinity()); }
 DEVICE float exp_(float x) {
   u32 k;
-  float y = exp_parts(x, -104.0f, k);  // at -104 and below it is +0 by its last rounding
+  float y = exp_parts(fmaxf(x, -104.0f), k);  // at -104 and below it is +0 by its last rounding; of NaN, too
   // Exact down to 2**-125; the rest of k is one more product, which rounds where the result is subnormal.
   const u32 normal = (u32)max((int)k, 0x4b400000 - 125);
   y = __uint_as_float(__float_as_uint(y) + (normal << 23));
   y = mul(y, __uint_as_float((k - normal + 127) << 23));
   return exp_above(x, y);
 }
+// exp of four numbers of at most 0. Where no result is subnormal one exact product is left of the scale, and NaN stays by itself.
+DEVICE void exps(float (&v)[4]) {
+  if (fminf(fminf(v[0], v[1]), fminf(v[2], v[3])) < -87.0f) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = exp_(v[j]);
+    return;
+  }
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    u32 k;
+    const float y = exp_parts(v[j], k);
+    v[j] = mul(y, __uint_as_float((k << 23) + (127u << 23)));
+  }
+}
 // 1 + exp(x): what is below exp(-80) rounds away, so the scale is an exponent.
 DEVICE float one_and_exp(float x) {
   u32 k;
-  const float y = exp_parts(x, -80.0f, k);
+  const float y = exp_parts(fmaxf(x, -80.0f), k);
   return add(1.0f, exp_above(x, __uint_as_float(__float_as_uint(y) + (k << 23))));
 }
 DEVICE float sigmoid(float x) { return __frcp_rn(one_and_exp(-x)); }

@@ -34,9 +34,10 @@ template <int P> DEVICE float total(const Row& row, int n) {
   for (int h = 0; h < H; ++h) {
     const int i = first_of(h);
     float t[4];
+    terms_of<P>(row.v[h], row.g[TWO ? h : 0], t);
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      t[j] = beyond(i, j, n) ? 0.0f : term<P>(row.v[h][j], row.g[TWO ? h : 0][j]);
+      if (beyond(i, j, n)) t[j] = 0.0f;
       if (W == 1) lanes[j] = step<P>(lanes[j], t[j]);
     }
     if (W > 1) *(float4*)(memory + i) = make_float4(t[0], t[1], t[2], t[3]);

@@ -77,10 +77,10 @@ template <int P> DEVICE float total(const Source& source, const float* s) {
       const int i = place_of(c, u);
       float t[4];
       changes<0, P>(part.v[u], s);
+      terms_of<P>(part.v[u], part.g[TWO ? u : 0], t);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        t[j] = i + j < n ? term<P>(part.v[u][j], part.g[u][j]) : 0.0f;
-      }
+      for (int j = 0; j < 4; ++j)
+        if (i + j >= n) t[j] = 0.0f;
       *(float4*)(terms + i - c * CHUNK) = make_float4(t[0], t[1], t[2], t[3]);
     }
     if ((c + 1) * (i64)CHUNK < n) part.begin(source, c + 1);

@@ -40,25 +40,28 @@ struct Columns {
 };
 
 template <int P> DEVICE void change_one(float& v, const float* s) {
-  if ((OP == LAYER_NORM || OP == LAYER_NORM_BACK || OP == LOG_SOFTMAX) && P == 1) v = sub(v, s[0]);
-  if (EXPS && OP != LOG_SOFTMAX && P == 1) v = exp_(sub(v, s[0]));
-  if (GIVEN) v = exp_(sub(v, s[0]));
+  if (((OP == LAYER_NORM || OP == LAYER_NORM_BACK || EXPS) && P == 1) || GIVEN) v = sub(v, s[0]);
   if ((OP == RMS_NORM_BACK && P == 1) || (OP == LAYER_NORM_BACK && P == 2)) v = mul(v, s[1]);
 }
 template <int P> DEVICE void change(float (&four)[4], const float* s) {
   if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) divide(four, s[1], s[2]);
 #pragma unroll
   for (int j = 0; j < 4; ++j) change_one<P>(four[j], s);
+  if ((EXPS && OP != LOG_SOFTMAX && P == 1) || GIVEN) exps(four);
   if (GIVEN) divide(four, s[1], s[2]);
 }
 
 template <int P> DEVICE float term(float v, float g) {
-  if (OP == LOG_SOFTMAX && P == 1) return exp_(v);
   if ((OP == RMS_NORM_BACK && P == 0) || (OP == LAYER_NORM_BACK && P == 1)) return mul(v, v);
   if ((OP == RMS_NORM_BACK && P == 1) || (OP == LAYER_NORM_BACK && P == 3)) return mul(g, v);
   if (OP == SOFTMAX_BACK && P == 2) return mul(v, g);
   if ((OP == LAYER_NORM_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) return g;
   return v;
+}
+template <int P> DEVICE void terms_of(const float (&v)[4], const float (&g)[4], float (&t)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) t[j] = term<P>(v[j], g[j]);
+  if (OP == LOG_SOFTMAX && P == 1) exps(t);
 }
 
 template <int P> DEVICE void settle(float total, float n, float eps, float* s) {

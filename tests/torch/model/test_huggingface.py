@@ -38,6 +38,7 @@ def test_logits_are_close_to_torch_s(family, dtype):
         "attention": 2,
         "rope": 3,
         "experts": 0,
+        "loss": 1,
     }
     assert sizes == counts
     ids = tokens(3, 20)

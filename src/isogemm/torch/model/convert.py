@@ -19,7 +19,7 @@ from ..quant import convert as quantizing
 from ..quant.convert import Formats, prefixes
 from . import activations as functions
 from . import recognition
-from .huggingface import experts, inline, rotary, whole
+from .huggingface import experts, inline, loss, rotary, whole
 from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
 from .layers import Converted, Linear, Transposed, checked
@@ -29,7 +29,7 @@ from .recognition import Looks, Match
 from .report import Conversion, refuse_open, warn_open
 from .watch import watch
 
-PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope", "experts")
+PARTS = ("linear", "norm", "embedding", "mlp", "activation", "attention", "rope", "experts", "loss")
 
 ALREADY = "isogemm's already, as it is"
 
@@ -75,6 +75,7 @@ def convert(
           whose own code stays.
         - ``rope``: rotary embeddings of transformers models, and the attention modules that use them.
         - ``experts``: mixtures of experts of transformers models: experts, routers, and what a block has besides.
+        - ``loss``: what a causal language model of transformers computes where it is given labels.
     contract, grad_order
         As in `Linear`, for all products. Attention takes the arithmetic.
     leave : sequence of str
@@ -160,6 +161,8 @@ def convert(
         plan.found, child = [(name, None, known) for name, _, known in plan.found], None  # weights go one by one
         quantized = plan.quantization.run(module, progress)
     before = transformers_parts.switch(module) if plan.attention else []
+    for child in plan.losses.values():
+        child.loss_function = loss.causal_lm_loss
     if tp is not None:
         from ..distributed.models import cut
 
@@ -186,6 +189,7 @@ class _Plan:
     refused: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
     attention: dict[str, Any] = field(default_factory=dict)
+    losses: dict[str, Any] = field(default_factory=dict)  # models that compute one
     unlike: str = ""  # why a model that computes attention by itself does not keep its own code
     rotates: bool = False  # attention modules that become RotaryAttention
     rotates_otherwise: bool = False  # others
@@ -211,6 +215,7 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     own, plan.unlike = _own(module, parts, leave, looks)
     mixtures |= own
     covered = whole.inside(module, own)
+    plan.losses = loss.heads(module) if "loss" in parts else {}
     for name, child, outer in _walk(module):
         known = mixtures.get(name) or _known(child, widths, odd, looks)
         why = None if name in mixtures else _obstacle(child, outer)
@@ -371,6 +376,7 @@ def _report(module: Any, plan: _Plan, quantized: dict[str, str]) -> Conversion:
         if plan.left.pop(name, None):
             parts["linear"].append(name)
     converted = dict.fromkeys(name for names in parts.values() for name in names)
+    parts["loss"] += plan.losses
     order = [name for name, _ in module.named_modules() if name in converted]
     floats = plan.quantization.floats if plan.quantization else {}
     by_part = {part: tuple(names) for part, names in parts.items()}

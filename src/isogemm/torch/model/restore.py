@@ -10,6 +10,7 @@ from ...base import arguments
 from ...errors import OptionError
 from ..quant.convert import CALLS
 from ..quant.linear import QuantizedLinear
+from .huggingface.loss import give_back
 from .layers import Converted
 from .watch import forget
 
@@ -19,7 +20,7 @@ _BUFFERS = ("merged_bias", "merged_weight", "table")
 
 
 def restore(module: Any) -> list[str]:
-    """Undo `convert`, in place: every module gets the class back that it had, and so does the attention function.
+    """Undo `convert`, in place: every module gets the class back that it had, models their attention function and loss.
 
     Parameters, hooks, and modules that were put in since stay. Float32 buffers of `use_main_grad` are dropped; what is
     in them is lost, so collect them first.
@@ -55,6 +56,7 @@ def restore(module: Any) -> list[str]:
             _become_plain(child)
             found.append(name)
         vars(child).pop("contract", None)  # attention modules that keep their class have one
+        give_back(child)
     for child, before in attention:
         child.config._attn_implementation = before
     return found

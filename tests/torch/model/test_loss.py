@@ -1,0 +1,122 @@
+"""The loss of a converted language model: that of transformers but for roundings, and whole in micro-batches."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from isogemm.errors import ShapeError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import isogemm.torch as iso  # noqa: E402
+from isogemm.torch.model.huggingface.loss import causal_lm_loss  # noqa: E402
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def causal(dtype: Any = torch.float32) -> Any:
+    torch.manual_seed(0)
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES)).to(dtype)
+
+
+def drawn() -> tuple[Any, Any]:
+    ids = torch.randint(61, (8, 12), generator=torch.Generator().manual_seed(1))
+    labels = ids.clone()
+    labels[2, :5], labels[5] = -100, -100
+    return ids, labels
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_it_is_transformers_but_for_roundings(dtype):
+    model, (ids, labels) = causal(dtype), drawn()
+    report = iso.convert(model, strict=True)
+    assert report.parts["loss"] == ("",)
+    assert "" not in report.converted
+    assert "1 loss" in str(report)
+    logits = model(ids).logits.detach()
+    for more in ({}, {"num_items_in_batch": 40}, {"num_items_in_batch": torch.tensor(40)}):
+        got = model(ids, labels=labels, **more).loss
+        want = transformers.loss.loss_utils.ForCausalLMLoss(logits, labels, 61, **more)
+        assert got.dtype is torch.float32
+        torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
+    shifted = torch.randint(61, (8, 12), generator=torch.Generator().manual_seed(2))
+    got = model.loss_function(logits=logits, labels=None, shift_labels=shifted, vocab_size=61)
+    losses = iso.reductions.cross_entropy(logits, shifted, out_dtype=torch.float32).flatten()
+    assert torch.equal(got, iso.reductions.sum(losses) / 96)
+
+
+def test_micro_batches_have_the_gradients_of_one_batch():
+    model, (ids, labels) = causal(), drawn()
+    iso.convert(model, strict=True, grad_order="leaf12")
+    count = int((labels[:, 1:] >= 0).sum())
+
+    def gradients(rows: int) -> list[Any]:
+        model.zero_grad()
+        iso.use_main_grad(model)
+        for part, named in zip(ids.split(rows), labels.split(rows), strict=True):
+            model(part, labels=named, num_items_in_batch=count).loss.backward()
+        iso.collect_main_grad(model)
+        return [p.grad.clone() for p in model.parameters()]
+
+    whole = gradients(8)
+    for rows in (1, 2, 4):
+        assert all(torch.equal(x, y) for x, y in zip(gradients(rows), whole, strict=True))
+
+
+def test_it_comes_and_goes_with_its_part():
+    model, (ids, labels) = causal(), drawn()
+    before, plain = model.loss_function, model(ids, labels=labels).loss
+    parts = ("linear", "norm", "embedding", "mlp", "attention", "rope")
+    assert iso.convert(model, parts=parts).parts["loss"] == ()
+    assert model.loss_function is before
+    assert iso.convert(model, parts="loss").parts["loss"] == ("",)
+    assert model.loss_function is causal_lm_loss
+    assert iso.convert(model).parts["loss"] == ()  # it is there
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other.loss_function is causal_lm_loss
+    iso.restore(model)
+    assert model.loss_function is before
+    assert torch.equal(model(ids, labels=labels).loss, plain)
+
+
+def test_a_loss_of_ones_own_stays():
+    model = causal()
+    own = model.loss_function = lambda *_, **__: torch.zeros(())
+    assert iso.convert(model).parts["loss"] == ()
+    assert model.loss_function is own
+    iso.restore(model)
+    assert model.loss_function is own
+
+
+def test_models_without_a_head_and_inside_others_are_seen(caplog):
+    encoder = transformers.Qwen3Model(transformers.Qwen3Config(**SIZES))
+    assert iso.convert(encoder).parts["loss"] == ()
+    assert not caplog.records
+    outer = torch.nn.ModuleDict({"policy": causal(), "other": torch.nn.Linear(4, 4)})
+    assert iso.convert(outer).parts["loss"] == ("policy",)
+    iso.restore(outer)
+    assert outer["policy"].loss_function is not causal_lm_loss
+
+
+def test_logits_of_another_vocabulary_are_refused():
+    with pytest.raises(
+        ShapeError, match="last dimension of logits: limit: vocab_size; got: 60; nearest legal choice: 61"
+    ):
+        causal_lm_loss(torch.zeros(2, 3, 60), torch.zeros(2, 3, dtype=torch.long), 61)
+
+
+def test_compiled_it_is_one_graph_with_the_eager_bits():
+    model, (ids, labels) = causal(), drawn()
+    iso.convert(model, strict=True)
+    eager = model(ids, labels=labels).loss
+    torch._dynamo.reset()
+    call = torch.compile(lambda: model(ids, labels=labels, use_cache=False).loss, fullgraph=True, backend="aot_eager")
+    assert torch.equal(call(), eager)

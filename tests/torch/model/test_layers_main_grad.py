@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.torch.model.tiny import FAMILIES, build, tokens  # noqa: E402
+from transformers.models.gemma.modeling_gemma import GemmaRMSNorm  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402
@@ -163,13 +164,11 @@ def test_buffers_take_what_is_asked_for(autocast):
     assert sums() == set(parameters)
 
 
-@pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm", "Embedding", "Linear"])
+@pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm", "GemmaRMSNorm", "Embedding", "Linear"])
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_a_hook_that_would_get_no_gradient_is_an_error(kind, register):
-    inner = (
-        torch.nn.Embedding(8, 8) if kind == "Embedding" else getattr(torch.nn, kind)(*(8,) * (1 + (kind == "Linear")))
-    )
-    model = torch.nn.Sequential(inner)
+    made = GemmaRMSNorm if kind == "GemmaRMSNorm" else getattr(torch.nn, kind)
+    model = torch.nn.Sequential(made(*(8,) * (2 if kind in ("Embedding", "Linear") else 1)))
     iso.convert(model)
     iso.use_main_grad(model)
     getattr(model[0].weight, register)(lambda given: None)

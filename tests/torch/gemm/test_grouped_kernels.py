@@ -90,15 +90,17 @@ def test_weights_of_the_other_layout_float32_results_and_no_bias(monkeypatch, fa
     assert all(map(same, got, step(x, w, None, dy, torch.tensor(COUNTS), out_dtype="float32")))
 
 
-@pytest.mark.parametrize("transposed", [False, True])
-def test_buffers_are_continued(monkeypatch, family, transposed):
+@pytest.mark.parametrize(("transposed", "order"), [(False, "leaf16"), (False, "leaf4096"), (True, "leaf4096")])
+def test_buffers_are_continued(monkeypatch, family, transposed, order):
     x, w, _, dy = operands(behind=0)
     counts, totals = torch.tensor(COUNTS), []
     for _ in range(2):
         total = torch.ones(4, 40, 24).mT if transposed else torch.ones(4, 24, 40)
         for _ in range(2):
-            y = grouped_linear.call_grouped_linear(x, w, None, counts, CONTRACT, "leaf16", None, total, None)
+            y = grouped_linear.call_grouped_linear(x, w, None, counts, CONTRACT, order, None, total, None)
+            before = total._version
             y.backward(dy)
+            assert total._version > before, "torch does not see that a buffer was written"
         totals.append(total)
         launches = family.launches
         monkeypatch.undo()

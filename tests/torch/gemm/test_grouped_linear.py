@@ -12,6 +12,7 @@ from tests.torch.tensors import same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import DTypeError, OptionError, ShapeError  # noqa: E402
+from isogemm.torch.gemm.grouped_linear import call_grouped_linear  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 OPERATORS = torch.ops.isogemm
@@ -80,20 +81,47 @@ def test_a_row_does_not_see_its_neighbours():
     assert same(iso.grouped_linear(x.flip(1).flip(1)[:, :], w.mT.contiguous().mT, counts, bias), whole)
 
 
-def test_second_derivatives():
-    counts = [2, 0, 3]
-    x, w, bias, dy = operands(counts)
+@pytest.mark.parametrize("options", [{}, {"contract": "fma/leaf16", "grad_order": "leaf4"}], ids=["", "leaves"])
+def test_second_derivatives(options):
+    counts = [6, 0, 7]
+    *inputs, _ = operands(counts, n=4)
 
-    def twice(call):
-        y = call()
-        dx, dw = torch.autograd.grad(y, (x, w), dy, create_graph=True)
-        return torch.autograd.grad(dx.pow(2).sum() + dw.pow(2).sum(), (x, w))
+    def twice(y, inputs):
+        first = torch.autograd.grad(y.pow(3).sum(), inputs, create_graph=True)
+        return torch.autograd.grad(sum(g.pow(2).sum() for g in first), inputs)
 
-    rows = torch.arange(5).split(counts)
-    got = twice(lambda: iso.grouped_linear(x, w, counts, bias))
-    want = twice(lambda: torch.cat([iso.linear(x[i], w[g], bias[g]) for g, i in enumerate(rows)]))
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b)
+    got = twice(iso.grouped_linear(*inputs[:2], counts, inputs[2], **options), inputs)
+    parts = []
+    for g, rows in enumerate(torch.arange(sum(counts)).split(counts)):
+        own = [t.detach().requires_grad_() for t in (inputs[0][rows], inputs[1][g], inputs[2][g])]
+        parts.append(twice(iso.linear(*own, **options), own))
+    x, w, bias = zip(*parts, strict=True)
+    assert all(map(same, got, (torch.cat(x), torch.stack(w), torch.stack(bias))))
+
+
+def with_buffers(counts):
+    """A result whose gradients by the weight and the bias go into buffers, and those."""
+    x, w, bias, _ = operands(counts)
+    buffers = torch.zeros(w.shape), torch.zeros(bias.shape)
+    return call_grouped_linear(x, w, bias, torch.tensor(counts), "", "leaf4096", None, *buffers), buffers
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.* with create_graph")
+def test_a_buffer_has_no_second_derivative():
+    y, buffers = with_buffers([2, 0, 3])
+    with pytest.raises(OptionError, match="main_grad with create_graph"):
+        y.sum().backward(create_graph=True)
+    assert not any(buffer.any() for buffer in buffers)
+
+
+@pytest.mark.parametrize("counts", [[2, 0, 3], [0, 0]], ids=str)
+def test_torch_sees_that_buffers_were_written(counts):
+    y, buffers = with_buffers(counts)
+    later = [torch.ones(buffer.shape, requires_grad=True) * buffer for buffer in buffers]
+    y.sum().backward()
+    for each in later:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            each.sum().backward()
 
 
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)

@@ -160,6 +160,15 @@ def test_embedding_adds_rows_in_order():
     assert torch.equal(cut.main_grad, weight.grad)
 
 
+def test_torch_sees_that_a_buffer_was_written():
+    table = torch.ones(5, 4, requires_grad=True)
+    table.main_grad = torch.zeros(5, 4)
+    later = torch.ones(5, 4, requires_grad=True) * table.main_grad
+    reductions.embedding(torch.tensor([3, 1]), table).sum().backward()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        later.sum().backward()
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_torch_s_default_dtype_is_no_operand(dtype):
     """Sums over rows are float32's, whatever torch makes of a tensor that nobody gave a dtype."""

@@ -177,8 +177,12 @@ def test_vmap_is_a_stack():
         (iso.linear, (x, w[0], bias[0]), (0, None, None)),
         (iso.linear, (x[0], w, bias), (None, 0, 0)),
         (iso.linear, (x, w), (0, 0)),
+        (iso.linear, (x[0], w[0], bias), (None, None, 0)),
+        (iso.linear, (x, w[0], bias.mT), (None, None, 1)),
         (lambda z, a, b: iso.addmm(z, a, b.mT, beta=0.5), (c, x, w), (0, 0, 0)),
         (lambda z, a, b: iso.addmm(z, a, b.mT, alpha=2.0), (bias, x, w[1]), (0, 0, None)),
+        (lambda z, a, b: iso.addmm(z, a, b.mT), (bias, x[0], w[0]), (0, None, None)),
+        (lambda z, a, b: iso.baddbmm(z, a, b.mT, beta=0.5), (c[:, None], x, w), (0, None, None)),
         (lambda a, b: iso.bmm(a, b), (x.expand(2, 4, 5, 40), w.mT), (0, None)),
         (lambda z, a: iso.baddbmm(z, a, a.mT), (bias[:, :1, None], x.expand(2, 4, 5, 40)), (None, 0)),
     ):

@@ -144,6 +144,24 @@ def test_a_model_of_micro_batches_inside_of_leaves_is_told_at_the_second():
     assert all(torch.equal(p.main_grad, k) for p, k in zip(model.parameters(), kept, strict=True))
 
 
+def test_a_buffer_of_before_is_taken_where_it_fits():
+    model = build()
+    iso.use_main_grad(model)
+    weights = [model[0].weight, model[1].weight, model[2].weight]
+    before = [w.main_grad for w in weights]
+    model.bfloat16()  # which sums of gradients do not become
+    iso.use_main_grad(model)
+    assert [id(w.main_grad) for w in weights] == [id(x) for x in before]
+    weights[0].main_grad = before[0].bfloat16()
+    weights[1].main_grad = before[1].to("meta")
+    weights[2].data, model[2].bias.data = torch.ones(6, 8).bfloat16(), torch.ones(6).bfloat16()
+    iso.use_main_grad(model)
+    for w in weights:
+        found = w.main_grad
+        assert (found.shape, found.dtype, found.device) == (w.shape, torch.float32, w.device)
+        assert not found.any()
+
+
 def test_other_models_and_frozen_parameters_step_as_always():
     ours, other = build(), torch.nn.Linear(8, 4)
     iso.use_main_grad(ours)

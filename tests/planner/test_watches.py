@@ -99,7 +99,7 @@ def test_keys_of_records_are_equal_in_any_order(tmp_path):
     assert here.get({"b": "2", "a": "1"}) == {"value": "found"}
 
 
-@pytest.mark.parametrize("damage", ["schema", "bytes", "value", "half"])
+@pytest.mark.parametrize("damage", ["schema", "bytes", "value", "half", "depth"])
 def test_a_record_that_is_not_whole_is_none(damage, tmp_path):
     here = records.Records(tmp_path)
     here.put({"of": "x"}, {"state": "admitted"})
@@ -111,6 +111,7 @@ def test_a_record_that_is_not_whole_is_none(damage, tmp_path):
             "bytes": b"\xff\xfe",
             "value": text.replace(b'"admitted"', b"1"),
             "half": text[: len(text) // 2],
+            "depth": b"[" * 1_000_000,
         }[damage]
     )
     assert path.read_bytes() != text

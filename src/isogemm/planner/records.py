@@ -93,7 +93,7 @@ class Records:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, str]] | None:
     try:
         content = json.loads(read_own(path) or b"")
-    except ValueError:
+    except (ValueError, RecursionError):  # of what nests too deeply to be read
         return None
     match content:
         case {"schema": str(schema), "key": dict(key), "value": dict(value)} if schema == SCHEMA:

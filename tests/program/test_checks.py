@@ -33,6 +33,15 @@ def test_what_is_saved_is_read_again(made, tmp_path):
     assert (again.plan, again.layout) == (made.plan, made.layout)
 
 
+@pytest.mark.parametrize("below", ["", "plan"])
+def test_a_file_in_the_place_of_the_folder_is_refused(made, below, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(OptionError, match=rf"folder of a program: limit: a folder to write into; got: {file}"):
+        made.save(file / below)
+    assert file.read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [

@@ -43,10 +43,7 @@ def lower_command(
     )  # fmt: skip
     made = tuned(made) if tune else made
     made.check()
-    try:
-        folder = made.save(out)
-    except OSError as error:
-        raise OptionError("--out", limit="a folder to write into", value=f"{out} ({error})", nearest="plan") from error
+    folder = made.save(out)
     typer.echo(f"{len(made.plan['ops'])} operations, {made.layout['bytes']} bytes: {folder}")
 
 

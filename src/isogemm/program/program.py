@@ -68,11 +68,23 @@ class Program:
         check(self.lowered, self.plan, self.layout)
 
     def save(self, folder: str | Path) -> Path:
-        """Write plan and layout; returns the folder."""
-        place = Path(path("folder of a program", folder, "'plan'"))
-        place.mkdir(parents=True, exist_ok=True)
-        for name, data in ((PLAN_FILE, self.plan), (LAYOUT_FILE, self.layout)):
-            write_whole(place / name[self.phase], json.dumps(data, indent=1) + "\n")
+        """Write plan and layout; returns the folder.
+
+        Raises
+        ------
+        OptionError
+            The folder cannot be made or written into, for example where a file has its name.
+        """
+        what = "folder of a program"
+        place = Path(path(what, folder, "'plan'"))
+        try:
+            place.mkdir(parents=True, exist_ok=True)
+            for name, data in ((PLAN_FILE, self.plan), (LAYOUT_FILE, self.layout)):
+                write_whole(place / name[self.phase], json.dumps(data, indent=1) + "\n")
+        except OSError as error:
+            raise OptionError(
+                what, limit="a folder to write into", value=f"{place} ({error})", nearest="plan"
+            ) from error
         return place
 
     def explain(self) -> str:

@@ -15,7 +15,7 @@ import isogemm
 from isogemm.backends.cpu.quant import launch, loops
 from isogemm.cli import warm
 from isogemm.contract import int32, reference
-from isogemm.errors import AliasError, ContractError, DTypeError, FormatError, OptionError, ShapeError
+from isogemm.errors import AliasError, ContractError, DTypeError, FormatError, LayoutError, OptionError, ShapeError
 from isogemm.formats.reference import decode
 from isogemm.quant import FORMATS, QuantizedMatrix, quantize
 
@@ -234,6 +234,12 @@ def test_a_plain_call_has_the_bits_of_the_general_one(m):
     whole = np.empty(2048, F32)
     with pytest.raises(AliasError):
         isogemm.linear(whole[:1024].reshape(1, 1024), w, out=whole[7:44].reshape(1, 37))
+    for options in ({}, {"activations": "q8"}, {"activations": "fp32"}):
+        fixed = np.full((m, 37), np.nan, F32)
+        fixed.flags.writeable = False
+        with pytest.raises(LayoutError, match="read-only"):
+            isogemm.linear(x, w, out=fixed, **options)
+        assert np.isnan(fixed).all()
 
 
 @pytest.mark.parametrize("way", loops.WAYS)

@@ -83,7 +83,7 @@ def test_what_waits_at_the_end_is_dropped_and_what_runs_is_waited_for(crew):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_child_has_none_of_its_parents_work(tmp_path: Path):
     code = f"""
-import os, threading, time
+import os, signal, threading, time
 from isogemm.base import background
 background._most = lambda: 1
 go, seen = threading.Event(), threading.Event()
@@ -92,9 +92,10 @@ background.submit(lambda: open({str(tmp_path / "seen")!r}, "a").write(f"{{os.get
 background.submit(seen.set)
 child = os.fork()
 if not child:
+    signal.alarm(10)  # for work of its parent's it would wait without an end
     done = threading.Event()
     background.submit(done.set)
-    os._exit(0 if done.wait(100) and len(background._crew.waiting) == 0 else 1)
+    os._exit(0 if done.wait() and len(background._crew.waiting) == 0 else 1)
 _, status = os.waitpid(child, 0)
 go.set()
 assert seen.wait(100)

@@ -34,7 +34,7 @@ def read_shapes(path: str) -> list[LinearShape]:
         raise unreadable(path, error) from error
     try:
         rows = json.loads(text) if text.lstrip()[:1] in ("[", "{") else _csv_rows(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise unreadable(path, error) from error
     if not isinstance(rows, list) or not rows:
         raise ShapeError(

@@ -43,7 +43,7 @@ def read_wanted(path: str) -> list[Wanted]:
     """
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         content = None  # another format, or an error that the reader of shapes words
     if not (isinstance(content, list) and content and all(isinstance(row, dict) for row in content)):
         return [Wanted(x.name, x.n, x.k) for x in read_shapes(path)]

@@ -215,7 +215,7 @@ def _load(path: Path, mtime: int, size: int) -> Table:
     what = f"tuning table {path.name}"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TableError(what, limit="JSON", value=str(error), nearest="delete it and run isogemm tune") from error
     schema = content.get("schema", "nothing") if isinstance(content, dict) else content
     if schema != SCHEMA:

@@ -233,8 +233,8 @@ def grouped_linear(
 
     Determinism
     -----------
-    Results and all gradients have the bits that `linear` gives each group alone, so a row and its dx depend on that row
-    and its group's weight, whatever the other rows are.
+    Results and gradients have the bits that `linear` gives each group alone, so a row and its dx depend on that row and
+    its group's weight, whatever the other rows are. Of gradients of gradients that of x along dw is a chain.
     """
     known = recalled(x, w, bias, counts, contract, out_dtype)
     if known is not None:

@@ -68,7 +68,7 @@ def recalled(name: str) -> Crossovers:
     data = None if place is None else kept(place)
     try:
         found = json.loads(data) if data else {}
-    except ValueError:
+    except (ValueError, RecursionError):
         found = {}
     known = {field.name: type(field.default) for field in fields(Crossovers)}
     is_one = isinstance(found, dict) and {key: type(value) for key, value in found.items()} == known

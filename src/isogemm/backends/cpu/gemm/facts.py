@@ -132,5 +132,5 @@ def _read() -> Facts | None:
         return None
     try:
         return Facts(**json.loads(data))
-    except (ValueError, TypeError):  # whole, but not of this kind
+    except (ValueError, TypeError, RecursionError):  # whole, but not of this kind
         return None

@@ -14,7 +14,7 @@ it is taken only where it is needed. Everything that decides about ways is in th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -258,8 +258,9 @@ def define(
 ) -> Any:
     """The operator isogemm::{name}, without torch's `custom_op` around it, whose checks take longer than a short call.
 
-    So a body has to see to what that would look after: no result is an argument's memory or another result's, and
-    writes to an argument are counted (`torch.autograd.graph.increment_version`).
+    So others have to see to what that would look after. Bodies: no result is an argument's memory or another result's
+    (`apart`), and writes to an argument are counted (`torch.autograd.graph.increment_version`). Who calls an operator
+    without `backward` in a gradient: that is not differentiated itself (`once`).
 
     Parameters
     ----------
@@ -323,6 +324,28 @@ class Reverse(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         refuse_forward_mode()
+
+
+def once(what: str, gradients: Sequence[Any], *given: Any) -> tuple[Any, ...]:
+    """Gradients that were made of what is `given`, with an error for who differentiates them (create_graph=True).
+
+    Without, they would pass for constants: torch knows nothing of a kernel.
+    """
+    if not is_grad_enabled():
+        return tuple(gradients)
+    found = iter(_Once.apply(what, len(gradients), *gradients, *given))
+    return tuple([None if gradient is None else next(found) for gradient in gradients])
+
+
+class _Once(Reverse):
+    @staticmethod
+    def forward(ctx: Any, what: str, count: int, *tensors: Any) -> tuple[Any, ...]:
+        ctx.what = what
+        return tuple([gradient.detach() for gradient in tensors[:count] if gradient is not None])
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        refuse_second(ctx.what)
 
 
 def functions(name: str, forward: Any, setup: Any, backward: Any, vmap: Any = None) -> tuple[Any, Any]:

@@ -169,9 +169,9 @@ def log_softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:
 def cross_entropy(x: Tensor, target: Tensor, *, ignore_index: int = -100, out_dtype: Any = None) -> Tensor:
     """``log(sum(exp(d))) - d[target]`` of each row, with ``d = x - max``: a loss for every token, +0 for those ignored.
 
-    The bits, of the gradient too, are those of ``-log_softmax(x, out_dtype=float32)`` picked at the targets, but that
-    is never in memory, nor is its gradient: of each row there are four numbers beside x. The mean loss of a step,
-    whatever its batches, is `sum` of all tokens' losses as one row, divided by their number.
+    The bits, of the gradient too, are those of ``-log_softmax(x, out_dtype=float32)`` picked at the targets, but for
+    the sign of zeros. That is never in memory, nor is its gradient: of each row there are two numbers beside x. The
+    mean loss of a step, whatever its batches, is `sum` of all tokens' losses as one row, divided by their number.
 
     Parameters
     ----------
@@ -192,7 +192,9 @@ def cross_entropy(x: Tensor, target: Tensor, *, ignore_index: int = -100, out_dt
     ------
     OptionError
         A target is negative or not below n, and not `ignore_index`.
-    ShapeError, DTypeError, DeviceError
+    LimitError
+        On a CPU, rows of more than 2**24 elements.
+    ShapeError, DTypeError, LayoutError, DeviceError
         As `rms_norm`; also where `target` are no integers, or not one for each row.
     """
     return entropy.cross_entropy(x, target, ignore_index, out_dtype)

@@ -9,6 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")
+from isogemm.torch.operator import apart  # noqa: E402
 
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
 COS, SIN = reductions.rope_tables(torch.arange(6), 40)
@@ -117,6 +118,23 @@ def test_compiled_gradients_go_to_buffers(name):
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for got, want in zip(found(compiled, name, True), found(call, name, True), strict=True):
         assert torch.equal(got, want)
+
+
+def test_gradients_have_memory_of_their_own():
+    dy, x, y = torch.randn(3, 4), X[:3, :4], X[3:6, :4]
+
+    def back(needs: list[bool]) -> Any:
+        none = (None,) * 4
+        return torch.ops.isogemm.along_rows_backward("add", dy, x, y, None, needs, *none[1:], 0.0, False, None)
+
+    dx, other, _ = back([True, True, False])
+    assert torch.equal(dx, dy)
+    assert torch.equal(other, dy)
+    assert len({t.untyped_storage().data_ptr() for t in (dy, dx, other)}) == 3
+    assert [t.numel() for t in back([True, False, False])] == [12, 0, 0]
+    assert apart(x, dy).data_ptr() != x.data_ptr()  # not dense
+    assert apart(dy, x, None, dy).data_ptr() != dy.data_ptr()
+    assert apart(dy, x) is dy
 
 
 def test_a_table_that_wants_a_gradient_is_refused():

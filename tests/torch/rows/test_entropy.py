@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from isogemm.contract import rows as define
 from isogemm.contract.reference import canonical
-from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
+from isogemm.errors import DeviceError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")
@@ -77,7 +77,9 @@ def test_every_step_is_that_of_the_contract(n):
     x[4], x[4, :2], x[5] = -float("inf"), torch.tensor([-0.0, 0.0]), x[5] * 1e-40
     x[0] = -x[0].abs()
     x[0, n // 2] = -0.0
-    target = torch.tensor([n // 2, 0, n - 1, 2, 1, 3, -7])
+    x = torch.cat([x, drawn(6, n, seed=n + 1, scale=9.0)])
+    dy = torch.cat([dy, drawn(6, seed=10)])
+    target = torch.tensor([n // 2, 0, n - 1, 2, 1, 3, -7, 0, 1, 2, 3, n - 1, n // 2])
     loss, sums = entropy._forward(x, target, -7, F32)
     dx = entropy._backward(dy, x, target, sums, -7)
     for i, row in enumerate(x.numpy()):
@@ -109,6 +111,30 @@ def test_a_single_row_and_other_integers():
         target = torch.tensor(49, dtype=dtype)
         assert torch.equal(reductions.cross_entropy(x, target), parts(x[None], torch.tensor([49]))[0])
     assert reductions.cross_entropy(x[None], torch.tensor([3]), ignore_index=3).tolist() == [0.0]
+
+
+def test_classes_of_few_bits_are_what_they_say():
+    """-100 is no uint8, and 156 is none of them, though both are one byte."""
+    x = drawn(3, 200, seed=1)
+    target = torch.tensor([7, 156, 199], dtype=torch.uint8)
+    assert torch.equal(reductions.cross_entropy(x, target), parts(x, target.long()))
+    got = reductions.cross_entropy(x, target, ignore_index=7)
+    assert got[0] == 0
+    assert torch.equal(got[1:], parts(x, target.long())[1:])
+    with pytest.raises(OptionError, match="got: -100"):
+        reductions.cross_entropy(x, torch.tensor([-100, 0, 0], dtype=torch.int8), ignore_index=156)
+
+
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_what_is_ignored_has_no_gradient_whatever_it_is_called(backend):
+    x, target, dy = drawn(4, 20, seed=1), torch.tensor([3, 5, 3, 19]), drawn(4, seed=2)
+
+    def loss(x: Any, target: Any) -> Any:
+        return reductions.cross_entropy(x, target, ignore_index=3)
+
+    found = gradient(loss if backend is None else torch.compile(loss, backend=backend), x, target, dy)
+    assert not found[0::2].any()
+    assert torch.equal(found[1::2], gradient(parts, x[1::2], target[1::2], dy[1::2]))
 
 
 def test_every_nan_is_the_canonical_one_and_ignored_rows_have_none():
@@ -154,11 +180,45 @@ def test_what_does_not_fit_is_refused():
         reductions.cross_entropy(x.double(), target)
     with pytest.raises(DTypeError, match="ignore_index: limit: a whole number"):
         reductions.cross_entropy(x, target, ignore_index=0.5)
+    for bad, nearest in ((2**63, 2**63 - 1), (-(2**70), -(2**63))):
+        with pytest.raises(OptionError, match=f"ignore_index: limit: .*; got: {bad}; nearest legal choice: {nearest}"):
+            reductions.cross_entropy(x, target, ignore_index=bad)
+    for shape in ((2, 2), (4, 1)):
+        with pytest.raises(ShapeError, match="shape of target"):
+            reductions.cross_entropy(x, target.view(shape))
+    with pytest.raises(LayoutError, match="target: limit: a dense tensor"):
+        reductions.cross_entropy(x, target.to_sparse())
+    with pytest.raises(OptionError, match="target: limit: ignore_index, -100; got: 0; nearest legal choice: -100"):
+        reductions.cross_entropy(torch.zeros(1, 0), torch.tensor([0]))
+    with pytest.raises(OptionError, match="under a transform"):
+        torch.func.vmap(lambda t: reductions.cross_entropy(x[0], t))(torch.arange(3))
+    loss = reductions.cross_entropy(x.clone().requires_grad_(), target)
+    with pytest.raises(LayoutError, match="dy"):
+        torch.autograd.grad(loss, loss.grad_fn.next_functions[0][0].variable, torch.eye(4), is_grads_batched=True)
+
+
+def test_rows_that_float32_cannot_number_are_refused_on_a_cpu():
+    with pytest.raises(LimitError, match=f"at most {2**24}"):
+        reductions.cross_entropy(torch.zeros(1).expand(1, 2**24 + 1), torch.tensor([0]))
+    entropy.check_classes(torch.tensor([2**24 - 1]), 2**24, -100)
 
 
 def test_a_second_derivative_is_refused():
     x = drawn(4, 20, seed=1).requires_grad_()
     (dx,) = torch.autograd.grad(reductions.cross_entropy(x, torch.arange(4)).sum(), x, create_graph=True)
+    with pytest.raises(OptionError, match="one derivative"):
+        dx.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "call", [reductions.softmax, reductions.silu, lambda x: reductions.cross_entropy(x, torch.arange(4))]
+)
+def test_a_second_derivative_of_compiled_code_is_refused(call):
+    """By the operator itself, where a backend has torch's own backward pass."""
+    torch._dynamo.reset()
+    x = drawn(4, 20, seed=1).requires_grad_()
+    y = torch.compile(call, backend="eager")(x)
+    (dx,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
     with pytest.raises(OptionError, match="one derivative"):
         dx.sum().backward()
 
@@ -171,7 +231,9 @@ def test_the_operators_keep_the_rules():
             torch.ops.isogemm.cross_entropy.default, (x.clone().requires_grad_(), target, -100, out_dtype)
         )
     _, sums = entropy._forward(x, target, -100, None)
-    torch.library.opcheck(torch.ops.isogemm.cross_entropy_backward.default, (torch.ones(4), x, target, sums, -100))
+    back = torch.ops.isogemm.cross_entropy_backward.default
+    torch.library.opcheck(back, (torch.ones(4), x, target, sums, -100))
+    torch.library.opcheck(back, (torch.ones(4), x.mT.contiguous().mT, target, sums, -100))
 
 
 def test_micro_batches_have_the_loss_and_the_gradient_of_one_batch():

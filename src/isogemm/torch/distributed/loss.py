@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from .. import reductions
 from ..operator import Tensor
+from ..rows.entropy import check_classes
 from .ranks import Ranks
 
 
@@ -40,7 +41,7 @@ def log_softmax(logits: Tensor, ranks: Ranks, *, out_dtype: Any = torch.float32)
 
 
 def token_losses(logits: Tensor, targets: Tensor, ranks: Ranks) -> Tensor:
-    """``-log_softmax(logits)[targets]`` for each token, in float32 and on every rank.
+    """``-log_softmax(logits)[targets]`` for each token, in float32 and on every rank; +0 where the target is -100.
 
     Parameters
     ----------
@@ -58,6 +59,8 @@ def token_losses(logits: Tensor, targets: Tensor, ranks: Ranks) -> Tensor:
     RankError
         A rank died, or did not answer in time.
     """
+    if targets.is_cpu:  # what one rank refused, the others would wait for
+        check_classes(targets, logits.shape[1] * ranks.size, -100)
     rows = _Rows.apply(logits, ranks)
     padded = torch.nn.functional.pad(targets, (0, len(rows) * ranks.size - len(targets)))
     own = padded[ranks.rank * len(rows) : (ranks.rank + 1) * len(rows)]

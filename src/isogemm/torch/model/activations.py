@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import OptionError
 from ...operands.tensors import is_traced
-from ..operator import Tensor, apart, define
+from ..operator import Tensor, apart, define, once
 from ..routing.elementwise import _FILL, EXACT, _filled, blocked, form, is_exact, refuse_flushing
 from .layers import Converted
 from .recognition import Looks, Match, agrees, magnitudes, random, stand_in, touched
@@ -166,6 +166,11 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(x)
 
 
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    (x,) = ctx.saved_tensors
+    return *once("a compiled activation", [_backward_op(dy, x, ctx.place)], dy, x), None
+
+
 _backward_op = define(
     "activation_backward", "(Tensor dy, Tensor x, str place) -> Tensor", _gradient,
     lambda dy, x, place: x.new_empty(x.shape),
@@ -174,7 +179,7 @@ _backward_op = define(
 _activation_op = define(
     "activation", "(Tensor x, str place) -> Tensor", lambda x, place: apart(_module(place).forward(x), x),
     lambda x, place: x.new_empty(x.shape), setup=_remember,
-    backward=lambda ctx, dy: (_backward_op(dy, *ctx.saved_tensors, ctx.place), None),
+    backward=_differentiate,
 )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Cross entropy of rows of scores, and its gradient: nothing as large as the scores lies between them.
 
-The bits are those of the parts: ``-log_softmax(x)[target]`` in float32, rounded once, and the gradient that the parts
-have. What is kept of a row for the backward pass is its largest score and the sum of its exponentials.
+The bits are those of the parts but for the sign of zeros: ``-log_softmax(x)[target]`` in float32, rounded once, and
+the gradient that the parts have. What is kept of a row for the backward pass is its largest score and the sum of its
+exponentials.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from ...errors import LimitError, OptionError, ShapeError
 from ...operands import memory
 from ...operands.tensors import rounded
 from ..device import column
-from ..operator import Reverse, define, define_forward, is_grad_enabled, row_way
-from .ops import Once
+from ..operator import Reverse, define, define_forward, once, row_way
 from .signature import dtype_of, integers, on_device, on_host
 
 _FLOAT32 = torch.float32
+_INTS = 2**63
 _MOST = 2**24  # classes that float32, in which the host's kernels have them, tells apart
 
 Pair = tuple[Tensor, Tensor]
@@ -29,8 +30,12 @@ Pair = tuple[Tensor, Tensor]
 
 def cross_entropy(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> Tensor:
     """See `isogemm.torch.reductions.cross_entropy`."""
-    given = x, target, arguments.whole("ignore_index", ignore_index), out_dtype
-    way = row_way("cross_entropy", (x,))
+    ignore_index = arguments.whole("ignore_index", ignore_index)
+    if not -_INTS <= ignore_index < _INTS:
+        nearest = min(max(ignore_index, -_INTS), _INTS - 1)
+        raise OptionError("ignore_index", limit="-2**63 to 2**63 - 1", value=ignore_index, nearest=nearest)
+    given = x, target, ignore_index, out_dtype
+    way = row_way("cross_entropy", (x, target))
     if way == "graph":
         found: Tensor = _CrossEntropy.apply(*given)
         return found
@@ -41,10 +46,10 @@ def cross_entropy(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> Ten
 
 def _forward(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> Pair:
     """The losses of rows; and of each the largest score, and the sum of exponentials."""
-    dtype = _checked(x, target, ignore_index, out_dtype)
+    dtype, target = _checked(x, target, ignore_index, out_dtype)
     if x.is_cuda:
         outs = [(target.shape, dtype), ((*target.shape, 2), _FLOAT32)]
-        made: Pair = _launched("cross_entropy", (x, None, target.to(torch.int64), None), ignore_index, outs)
+        made: Pair = _launched("cross_entropy", (x, None, target, None), ignore_index, outs)
         return made
     found, out = memory.empty((*target.shape, 3), FLOAT32)
     column("rows", "cpu").run("cross_entropy", on_host("x", x, x), out, _classes(target, ignore_index).numpy())
@@ -53,14 +58,15 @@ def _forward(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> Pair:
 
 def _backward(dy: Tensor, x: Tensor, target: Tensor, sums: Tensor, ignore_index: int) -> Tensor:
     """The gradient of x."""
+    target = target.to(torch.int64)
     if x.is_cuda:
-        operands = (x, dy, target.to(torch.int64), sums)
-        made: Tensor = _launched("cross_entropy_back", operands, ignore_index, [(x.shape, x.dtype)])
+        made: Tensor = _launched("cross_entropy_back", (x, dy, target, sums), ignore_index, [(x.shape, x.dtype)])
         return made
-    given = torch.cat([sums, dy.float().unsqueeze(-1), _classes(target, ignore_index)], -1)
-    rows = on_host("x", x, x)
-    dx, out = memory.empty(tuple(x.shape), rows.dtype)
-    column("rows", "cpu").run("cross_entropy_back", rows, out, given.numpy())
+    with torch.no_grad():
+        rows, _ = on_host("x", x, x), on_host("dy", dy, dy)
+        given = torch.cat([sums, dy.float().unsqueeze(-1), _classes(target, ignore_index)], -1)
+        dx, out = memory.empty(tuple(x.shape), rows.dtype)
+        column("rows", "cpu").run("cross_entropy_back", rows, out, given.numpy())
     return dx
 
 
@@ -76,30 +82,33 @@ def _classes(target: Tensor, ignore_index: int) -> Tensor:
     return torch.where(target == ignore_index, -1, target).to(_FLOAT32).unsqueeze(-1)
 
 
-def _checked(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> Any:
-    """The dtype of the losses, of operands that fit. Classes on a device are looked at there."""
+def _checked(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> tuple[Any, Tensor]:
+    """The dtype of the losses, and int64 classes, of operands that fit. Classes on a device are looked at there."""
     there = isinstance(x, Tensor) and x.is_cuda
     shape = tuple((on_device if there else on_host)("x", x, x).shape)
     if not shape:
         raise ShapeError("dimensions of x", limit="at least 1", value=0, nearest="x.reshape(1)")
-    integers("target", target, x.device)
+    target = integers("target", target, x.device).to(torch.int64)
     if tuple(target.shape) != shape[:-1]:
         limit, value = "that of x without its last dimension", tuple(target.shape)
         raise ShapeError("shape of target", limit=limit, value=value, nearest=shape[:-1])
     if not there:
-        _check_classes(target[target != ignore_index], shape[-1], ignore_index)
-    return dtype_of(x, out_dtype)
+        check_classes(target, shape[-1], ignore_index)
+    return dtype_of(x, out_dtype), target
 
 
-def _check_classes(named: Tensor, n: int, ignore_index: int) -> None:
+def check_classes(target: Tensor, n: int, ignore_index: int) -> None:
+    """Raise unless classes on the host are of `n`, or ignored."""
     if n > _MOST:
         raise LimitError("elements of a row", limit=f"at most {_MOST}, on a CPU", value=n, nearest=_MOST)
+    named = target[target != ignore_index]
     if not named.numel():
         return
     least, most = int(named.min()), int(named.max())
     if least < 0 or most >= n:
         bad, limit = least if least < 0 else most, f"0 to {n - 1}, or ignore_index, {ignore_index}"
-        raise OptionError("target", limit=limit, value=bad, nearest=min(max(bad, 0), n - 1))
+        nearest = min(max(bad, 0), n - 1) if n else ignore_index
+        raise OptionError("target", limit=limit if n else f"ignore_index, {ignore_index}", value=bad, nearest=nearest)
 
 
 class _CrossEntropy(Reverse):
@@ -113,11 +122,7 @@ class _CrossEntropy(Reverse):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, target, sums = ctx.saved_tensors
-        with torch.no_grad():
-            dx = _backward(dy, x, target, sums, ctx.ignore_index)
-        if is_grad_enabled():  # create_graph=True
-            (dx,) = Once.apply("cross_entropy", 1, dx, dy, x)
-        return dx, None, None, None
+        return *once("cross_entropy", [_backward(dy, x, target, sums, ctx.ignore_index)], dy, x), None, None, None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
@@ -126,7 +131,8 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
 
 
 def _differentiate(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
-    return _back_operator(dy, *ctx.saved_tensors, ctx.ignore_index), None, None, None
+    x, target, sums = ctx.saved_tensors
+    return *once("cross_entropy", [_back_operator(dy, x, target, sums, ctx.ignore_index)], dy, x), None, None, None
 
 
 def _fake(x: Tensor, target: Tensor, ignore_index: int, out_dtype: Any) -> Pair:

@@ -23,9 +23,8 @@ from ..operator import (
     define,
     define_forward,
     forward_alone,
-    is_grad_enabled,
+    once,
     records,
-    refuse_second,
     row_way,
 )
 from .direct import direct, fused
@@ -112,24 +111,7 @@ class _Along(Reverse):
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         (kind, options, buffers), tensors = ctx.call, ctx.saved_tensors  # once: a checkpoint makes them anew
         of = Recording(kind, options, _asked_for(ctx, buffers, tensors), ctx.needs_input_grad[3:])
-        grads = differentiated(of, dy, *tensors)
-        if is_grad_enabled():  # create_graph=True
-            found = iter(Once.apply(kind, len(grads), *grads, dy, *tensors))
-            grads = tuple([None if grad is None else next(found) for grad in grads])
-        return (None, None, None, *grads)
-
-
-class Once(Reverse):
-    """Gradients as they are, with an error for who differentiates them: cut off, they would pass for constants."""
-
-    @staticmethod
-    def forward(ctx: Any, kind: str, count: int, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.kind = kind
-        return tuple([grad.detach() for grad in tensors[:count] if grad is not None])
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> Any:
-        refuse_second(ctx.kind)
+        return (None, None, None, *once(kind, differentiated(of, dy, *tensors), dy, *tensors))
 
 
 _OPERANDS = "Tensor first, Tensor? second, Tensor? third"
@@ -186,6 +168,7 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     asked = _asked_for(ctx, ctx.buffers, tensors)
     buffers = [buffer if need else None for buffer, need in zip(asked, needs, strict=True)]
     found = along_rows_backward(ctx.kind, dy, *tensors, needs, *buffers, *ctx.rest)
+    found = once(ctx.kind, found, dy, *tensors)
     places = zip(found, needs, buffers, strict=True)
     return None, *[grad if need and buffer is None else None for grad, need, buffer in places], *[None] * 6
 

@@ -152,6 +152,8 @@ def integers(name: str, x: Any, device: torch.device) -> Tensor:
     if not isinstance(x, Tensor) or x.dtype not in integral:
         value = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise DTypeError(name, limit="a tensor of integers", value=value, nearest="torch.int64")
+    if x.layout is not torch.strided:
+        raise LayoutError(name, limit="a dense tensor", value=str(x.layout), nearest=f"{name}.to_dense()")
     if x.device != device:
         limit = "this host's memory" if device.type == "cpu" else str(device)
         raise DeviceError(f"device of {name}", limit=limit, value=x.device, nearest=f"{name}.to('{device}')")

@@ -18,6 +18,7 @@ from isogemm.backends.cuda.rows import build
 from isogemm.backends.cuda.rows import kernels as row_kernels
 from isogemm.backends.cuda.rows.sides import ABSENT, Side, collapse, divider, packed, whole
 from isogemm.contract.rows import OPERATIONS
+from isogemm.errors import LimitError
 from isogemm.planner.choose import Choice
 
 TOOLS = importlib.util.find_spec("triton") is not None  # it brings those that read a cubin
@@ -190,3 +191,62 @@ def test_teams_cover_their_rows(two):
             assert 32 * found.warps * found.teams <= 1024
             assert found.warps == 1 or found.rows == found.teams == 1
     assert row_kernels.team(1, 16385, two) is None
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What `build` asks for: cases, then the addresses of their launches."""
+    seen: list[Any] = []
+
+    def serve(function: str, case: Any, device: int) -> Any:
+        seen.append(case)
+        return lambda stream, *at: seen.append(at)
+
+    monkeypatch.setattr(build, "serve", serve)
+    return seen
+
+
+def test_losses_say_where_their_operands_lie(served: list[Any]):
+    x, target = Side(1, (2 * N,), 2), Side(0, (6,))
+    build.loss("cross_entropy", (3,), N, (x, ABSENT, target), 0, 7, 128, 0)
+    build.loss("cross_entropy_back", (3,), N, (Side(1, (N,), 1), Side(2, (0,)), target), 1, -100, 8, 0)
+    build.loss("cross_entropy_back", (3,), N, (Side(1, (N,), 1), Side(2, (0,)), target), 0, -100, 8, 0)
+    forward, back, narrow = served
+    assert (forward.kinds, forward.columns, forward.vector) == ((1, -1, 0, -1, 0, 0), (2, 1, 1, 7), False)
+    assert (back.kinds, back.columns, back.vector) == ((1, 2, 0, 0, 1, -1), (1, 1, 1, -100), True)
+    assert not narrow.vector  # four float32 are 16 bytes
+    with pytest.raises(LimitError):
+        build.loss("cross_entropy", (3,), 2**31 - 1, (x, ABSENT, target), 0, 7, 128, 0)
+
+
+def test_losses_of_many_dimensions_are_launched_one_by_one(served: list[Any]):
+    shape, steps = (2, 3, 2, 3, 2), (1000, 7, 300, 31, 3)
+    x, dy, target = Side(1, steps, 1), Side(0, (5, 9, 80, 1, 500)), Side(0, (4, 1000, 14, 300, 62))
+    part, n = 36, 2
+    build.loss("cross_entropy", shape, n, (x, ABSENT, target), 0, -100, 4, 0)(0, 0, 0, 0, 0)
+    build.loss("cross_entropy_back", shape, n, (x, dy, target), 1, -100, 4, 0)(0, 0, 0, 0, 0, 0)
+    forward, back = ([at for at in served if isinstance(at, tuple) and len(at) == count] for count in (4, 5))
+    assert forward == [(0, 0, 0, 0), (2000, 16, 4 * part, 8 * part)]  # x, classes, losses, sums
+    assert back == [(0, 0, 0, 0, 0), (2000, 20, 16, 8 * part, 2 * n * part)]  # x, dy, classes, sums, dx
+
+
+def test_no_rows_are_no_launches_of_many_dimensions(served: list[Any]):
+    steps = (1000, 7, 300, 31, 3)
+    build.reduce("sum", (0, 3, 2, 3, 2), 2, (Side(0, steps, 1), ABSENT, ABSENT, ABSENT), (0, -1), 0.0, 4, 0)
+    assert [case.count for case in served] == [0]
+
+
+def test_a_loss_of_tensors_takes_their_strides(monkeypatch: pytest.MonkeyPatch):
+    torch = pytest.importorskip("torch")
+    from isogemm.backends.cuda.rows import run
+
+    asked: list[Any] = []
+    monkeypatch.setattr(run, "loss", lambda *given: asked.append(given))
+    x = torch.zeros(3, 4, 8, dtype=torch.bfloat16).transpose(0, 1)
+    dy, target = torch.zeros(1).expand(4, 3), torch.zeros(3, 4, dtype=torch.int64).mT
+    run._built("cross_entropy_back", (x, dy, target, torch.zeros(4, 3, 2)), [1], 128, 0, {"ignore_index": 7})
+    run._built("cross_entropy", (x, None, target, None), [0, 0], 128, 0, {"ignore_index": 7})
+    (kind, shape, n, sides, out, ignored, *_), forward = asked
+    assert (kind, shape, n, out, ignored) == ("cross_entropy_back", (4, 3), 8, 1, 7)
+    assert sides == (Side(1, (8, 32), 1), Side(0, (0, 0)), Side(0, (2, 8)))
+    assert forward[3][1] == ABSENT

@@ -34,8 +34,10 @@ def _spread(
     `sides` are the operands whose rows count, `sizes` the bytes from one index to the next of every pointer of a launch
     that is none of theirs: outputs are dense.
     """
-    extents, steps = collapse(shape, [s.steps if s.kind >= 0 else (0,) * len(shape) for s in sides])
     rows = math.prod(shape)
+    if not rows:
+        shape, sides = (0,), [s._replace(steps=(0,)) for s in sides]
+    extents, steps = collapse(shape, [s.steps if s.kind >= 0 else (0,) * len(shape) for s in sides])
     if len(extents) <= DIMENSIONS:
         return build(rows, packed(rows, extents, steps), dimensions_of(extents))
     inner = [s._replace(steps=tuple(k[1:])) if s.kind >= 0 else s for s, k in zip(sides, steps, strict=True)]

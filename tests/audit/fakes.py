@@ -184,7 +184,7 @@ def writes_x(x: Array, w: Array) -> Array:
 
 def writes_w(x: Array, w: Array) -> Array:
     y = honest(x, w)
-    w[3, 5] += 1
+    w[3, 5] = np.nan
     return y
 
 

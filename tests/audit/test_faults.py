@@ -41,6 +41,25 @@ def test_fault_is_reported_and_the_next_provider_is_not_harmed(provider: object,
     assert report.held(good.name)
 
 
+def test_a_result_that_is_wrong_in_some_columns_alone_is_no_product() -> None:
+    def half(x, w):  # type: ignore[no-untyped-def]
+        y = fakes.honest(x, w)
+        y[:, fakes.N // 2 :] = 0
+        return y
+
+    report = audit.run([half], [SHAPE], require=[], sweep=[1], relations=["rerun"], speed=False)
+    (result,) = report.providers.values()
+    assert "is not x @ w.T (relative error 0." in result.reason
+
+
+def test_a_provider_to_which_nothing_applies_has_not_run() -> None:
+    packs = audit.CallableProvider("packs", fakes.honest)
+    packs.packed = fakes.honest
+    report = audit.run([packs, "numpy"], [SHAPE], relations=["packing"], speed=False)
+    assert report.held("packs")
+    assert (report.missing, report.exit_status) == (["numpy"], 3)
+
+
 def test_a_fault_at_one_size_fails_only_the_cases_that_meet_it() -> None:
     report = audit.run([fakes.raises_at_64], [SHAPE], require=[], sweep=[1, 2, 64], speed=False)
     (result,) = report.providers.values()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import collections
+import os
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
@@ -59,6 +63,96 @@ def test_every_relation_has_a_planted_violation() -> None:
     assert planted | {"rerun"} == set(audit.RELATIONS)
 
 
+def of(relation: str, function: object, sweep: list[int] = SWEEP) -> audit.RelationResult:
+    provider = audit.CallableProvider("mine", function)  # type: ignore[arg-type]
+    report = audit.run([provider], [SHAPE], require=[], sweep=sweep, relations=[relation], speed=False)
+    return report.providers["mine"].relations[relation]
+
+
+def where(seen: Callable[[np.ndarray, np.ndarray], bool]) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A product with other bits in the calls that `seen` is true of."""
+
+    def linear(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        y = fakes.honest(x, w)
+        return fakes.nudged(y) if seen(x, w) else y
+
+    return linear
+
+
+@pytest.mark.parametrize(("row", "against"), [(32, 1), (50, 1), (99, 1), (40, 90)])
+def test_population_sees_the_first_rows_the_middle_the_last_and_all_that_two_batches_share(
+    row: int, against: int
+) -> None:
+    def off(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        y = fakes.honest(x, w)
+        if len(x) == 100:
+            y[row, 7] = fakes.nudged(y[row, 7])
+        return y
+
+    first = of("population", off, [1, 90, 100]).drifts[0]
+    assert (first.row, first.case.params) == (row, {"m": 100, "against": against})
+
+
+def test_rows_alone_are_computed_alone() -> None:
+    assert of("population", fakes.by_m, [1, 16]).changed_outputs == 16 * fakes.N
+
+
+CONTENTS = {
+    "zero": lambda x: (x == 0).all(1).any(),
+    "large": lambda x: (x == 1e4).all(1).any(),
+    "nan": lambda x: np.isnan(x).any(),
+    "inf": lambda x: np.isinf(x).any(),
+}
+
+
+@pytest.mark.parametrize("contents", CONTENTS)
+def test_neighbours_of_each_contents_stand_beside_a_row_in_every_batch(contents: str) -> None:
+    result = of("neighbours", where(lambda x, w: CONTENTS[contents](x)))
+    assert (result.changed, result.cases) == (5, 25)
+
+
+def test_every_case_of_neighbours_has_others_than_the_batch_had() -> None:
+    given: dict[int, bytes] = {}
+    result = of("neighbours", where(lambda x, w: given.setdefault(len(x), x.tobytes()) != x.tobytes()))
+    assert result.changed == result.cases == 25
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        lambda x, w: not x.flags.c_contiguous,
+        lambda x, w: not w.flags.c_contiguous,
+        lambda x, w: x.ctypes.data % 64 != 0,
+        lambda x, w: w.ctypes.data % 64 != 0,
+    ],
+    ids=["order of x", "order of w", "alignment of x", "alignment of w"],
+)
+def test_layouts_of_both_operands_are_tried(seen: Callable[[np.ndarray, np.ndarray], bool]) -> None:
+    assert of("layout", where(seen)).status == "changed"
+
+
+@pytest.mark.parametrize("blocks", [2, 5])
+def test_forms_of_few_and_of_many_blocks_are_tried(blocks: int) -> None:
+    assert of("form", where(lambda x, w: len(w) == fakes.N // blocks)).changed == 4  # a loop, of each batch
+
+
+def test_every_number_of_threads_that_a_report_names_was_in_force() -> None:
+    seen: list[int] = []
+    provider = where(lambda x, w: bool(seen.append(isogemm.get_num_threads())))
+    report = audit.run([provider], [SHAPE], require=[], sweep=[1], relations=["threads"], speed=False)
+    assert set(report.options["thread_counts"]) == {1, 2, 3, os.cpu_count()} <= set(seen)
+
+
+def test_a_call_is_run_again_three_times() -> None:
+    counts: collections.Counter[int] = collections.Counter()
+
+    def fourth(x: np.ndarray, w: np.ndarray) -> bool:
+        counts[len(x)] += 1
+        return counts[len(x)] == 4
+
+    assert of("rerun", where(fourth)).changed_outputs == (1 + 5 + 64 + 256) * fakes.N
+
+
 @pytest.mark.parametrize("provider", [fakes.by_rerun, fakes.reuses_its_buffer], ids=["fresh", "reused buffer"])
 def test_a_provider_that_differs_from_itself_is_caught_by_rerun(provider: object) -> None:
     assert "rerun" in changed(provider)
@@ -88,6 +182,17 @@ def test_agreement_map_groups_batch_sizes() -> None:
     assert len(cells) == 16
     assert cells[2, 1] == cells[1, 2] == (0, fakes.N)
     assert cells[16, 3] == (3 * fakes.N, 3 * fakes.N)
+
+
+def test_a_batch_size_agrees_with_every_other_of_its_group() -> None:
+    """Of three sizes the smallest may agree with both others, whose second rows differ."""
+    from isogemm.audit.results import Agreement
+    from isogemm.audit.words import groups_of
+
+    rows = np.zeros((3, 4), np.float32)
+    agreement = Agreement([1, 2, 3])
+    agreement.add({1: rows[:1], 2: rows[:2] + np.float32([[0], [1]]), 3: rows})
+    assert groups_of(agreement) == [[1, 2], [3]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -309,6 +309,12 @@ def test_terminal_says_what_does_not_apply_and_omits_empty_tables() -> None:
     assert words.inapplicable(isogemm_alone.providers["isogemm"]) == ""
 
 
+def test_linears_of_which_a_sample_was_compared_are_named() -> None:
+    shapes = [{"name": name, "n": n, "columns_compared": 40} for name, n in (("whole", 40), ("wide", 5000))]
+    (line,) = [x for x in words.not_measured(audit.Report({}, (), {}, shapes=shapes)) if "sample" in x]
+    assert line == "Compared on a sample of the output columns: wide (40 of 5,000)."
+
+
 def test_unclear_timings_say_so() -> None:
     def timed(*verdicts: tuple[str, str, float]) -> dict[int, str]:
         speeds = [audit.Speed(p, "s", 1, 8, 8, ratio, ratio, ratio, ratio, verdict) for p, verdict, ratio in verdicts]

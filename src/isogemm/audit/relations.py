@@ -198,9 +198,10 @@ def _packing(bench: ProviderBench, params: Params) -> Pair:
 def _rerun(bench: ProviderBench, params: Params) -> Pair:
     """The same call again and again, against the first."""
     m, times = _int(params, "m"), _int(params, "times")
+    first = bench.product(m)
     again = [bench.keep(bench.call(bench.x(m))) for _ in range(times)]
     rows = np.tile(np.arange(m), times)
-    return Pair(concatenated([bench.product(m)] * times), concatenated(again), rows, bench.operands.columns)
+    return Pair(concatenated([first] * times), concatenated(again), rows, bench.operands.columns)
 
 
 @_relation(

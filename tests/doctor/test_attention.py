@@ -37,6 +37,18 @@ def test_what_is_wrong(options, name):
     assert (found.verdict, found.causes[0].name) == ("wrong", name)
 
 
+def test_the_last_query_sees_all_keys():
+    assert diagnose_attention(attention()[:, -5:], Q[:, -5:], K, V, causal=True).verdict == "right"
+
+
+def test_a_mask_of_either_kind_holds_beside_the_causal_one():
+    some = np.ones((21, 21), bool)
+    some[5:, 2] = False
+    for mask in (some, np.where(some, 0, -np.inf)):
+        assert diagnose_attention(attention(mask=some & MASK), Q, K, V, mask=mask, causal=True).verdict == "right"
+        assert diagnose_attention(attention(mask=some), Q, K, V, mask=mask, causal=True).verdict == "wrong"
+
+
 def test_what_is_right():
     assert diagnose_attention(attention(), Q, K, V, causal=True).verdict == "right"
     assert diagnose_attention(attention(), Q, K, V, mask=MASK).verdict == "right"

@@ -78,7 +78,7 @@ def diagnose_attention(
     allowed = None if mask is None else on_host(mask)
     if causal:
         lower = np.tri(x.shape[1], y.shape[1], y.shape[1] - x.shape[1], dtype=bool)
-        allowed = lower if allowed is None else allowed & lower
+        allowed = lower if allowed is None else _both(allowed, lower)
     group = len(x) // len(y)
     call = _Call(
         x, y, z, allowed, x.shape[2] ** -0.5 if scale is None else scale, tuple(h // group for h in range(len(x)))
@@ -98,6 +98,11 @@ def diagnose_attention(
     )
     wrong = int((np.abs(seen - call.result()) > unit).sum())
     return Diagnosis("wrong", causes, elements=seen.size, wrong=wrong, residual=right)
+
+
+def _both(mask: Array, lower: Array) -> Array:
+    """A mask of either kind, and nothing later."""
+    return mask & lower if mask.dtype == bool else np.where(lower, mask, -np.inf)
 
 
 def _off(seen: Array, found: Array, unit: float) -> float:

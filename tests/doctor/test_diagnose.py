@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from isogemm import quantize
-from isogemm.doctor import MISTAKES, diagnose
+from isogemm.doctor import MISTAKES, Cause, Diagnosis, diagnose
 from isogemm.errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
 
 BF16 = ml_dtypes.bfloat16
@@ -143,10 +143,24 @@ def test_runs_that_differ():
     other[3, 5] += 9
     found = diagnose([one, other], A, B)
     assert found.causes[0].name == "race"
-    assert found.verdict == "wrong"
+    assert (found.verdict, found.wrong) == ("wrong", 1)
+    assert found.first[0].startswith("[3, 5] is ")
     reversed_ = (A[:, ::-1] @ B[::-1]).astype(np.float32)
     found = diagnose([one, reversed_], A, B)
     assert (found.verdict, found.causes[0].name) == ("right", "other-order")
+    for runs in ([one, one, other], [one, reversed_, other]):
+        found = diagnose(runs, A, B)
+        assert (found.verdict, found.causes[0].name) == ("wrong", "race")
+    late = A @ B
+    late[16:32, :16] -= A[16:32, :16] @ B[:16, :16]
+    assert "; 1 of 9 tiles of 16 x 16 hold other sums" in diagnose([one, late], A, B).causes[0].parameter
+
+
+def test_causes_that_not_every_run_shows_are_not_named(monkeypatch):
+    one, other = (Cause(name, "", 0.0, 1.0, "") for name in ("m-tail", "n-tail"))
+    found = iter((Diagnosis("wrong", (one, other)), Diagnosis("wrong", (other,))))
+    monkeypatch.setattr("isogemm.doctor.results.search", lambda *_, **__: next(found))
+    assert diagnose([A @ B, A @ B + 1], A, B).causes == (other,)
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16, BF16])
@@ -186,6 +200,8 @@ def test_what_operands_cannot_tell():
     found = diagnose(symmetric.T @ square.T, symmetric, square)
     assert "trans-b" in names(found)
     assert found.limits
+    for name, a, b in (("A", symmetric, square), ("B", square, symmetric)):
+        assert [x[0] for x in diagnose(a @ b, a, b).limits if "is symmetric" in x] == [name]
     ones = np.ones((32, 32), np.float32)
     found = diagnose(1.875 * ones @ ones, ones, ones)
     assert found.verdict == "undiagnosable" or names(found) == {"alpha-type"}

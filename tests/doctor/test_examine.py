@@ -46,6 +46,12 @@ def writes(a, b):
     return out
 
 
+def writes_the_last(x, w, bias):
+    out = x @ w.T + bias
+    bias[-1] += 1
+    return out
+
+
 def outside(a, b, out):
     longer = as_strided(out.reshape(-1), (out.size + 2,))
     longer[: out.size] = (a @ b).astype(out.dtype).reshape(-1)
@@ -73,6 +79,7 @@ def racy(a, b):
         (lambda a, b: "junk", "returns something else", "a, b"),
         (lambda a, b: os._exit(3), "ends the process", "a, b"),
         (writes, "writes into its operands", "a, b"),
+        (writes_the_last, "writes into its operands", "x, w, bias"),
         (outside, "out was written outside", "a, b, out"),
         (unwritten, "out was not written everywhere", "a, b, out"),
         (racy, "race", "a, b"),
@@ -120,10 +127,57 @@ def test_extents_that_a_function_insists_on():
             examine(only, n=136, k=wrong)
 
 
-def test_padded_views_are_asked_too():
+@pytest.mark.parametrize("takes", [lambda m, n, k: n != k == 16, lambda m, n, k: n == k == 16], ids=["k", "n and k"])
+def test_sizes_that_functions_are_written_for_are_tried(takes):
+    def only(a, b):
+        if not takes(len(a), *b.shape[::-1]):
+            raise ValueError("another size, please")
+        return 1.875 * (a @ b)
+
+    assert examine(only).causes[0].name == "alpha-type"
+
+
+@pytest.mark.parametrize(
+    ("takes", "cut"),
+    [
+        (lambda m, n, k: n == 64, "k"),
+        (lambda m, n, k: k == 64, "n"),
+        (lambda m, n, k: n == k == 64, "m"),
+        (lambda m, n, k: m == 64 and n < 100, "k"),
+    ],
+    ids=["n", "k", "n and k", "m"],
+)
+def test_a_function_that_takes_one_size_is_asked_for_others_beside_it(takes, cut):
+    """Of those that are tried first it takes 64 x 64 x 64, where its tiles of 16 have no tail."""
+
+    def only(a, b):
+        (m, k), n = a.shape, b.shape[1]
+        if not takes(m, n, k):
+            raise ValueError("another size, please")
+        m, n, k = (x // 16 * 16 if name == cut else x for name, x in zip("mnk", (m, n, k), strict=True))
+        out = np.full((len(a), b.shape[1]), np.nan, a.dtype)
+        out[:m, :n] = a[:m, :k] @ b[:k, :n]
+        return out
+
+    assert examine(only).causes[0].name == f"{cut}-tail"
+
+
+def test_an_order_of_chance_is_named_whatever_is_asked_behind_it():
+    def chancy(a, b):
+        first = len(a) == 37 and a.flags.c_contiguous
+        return a[:, ::-1] @ b[::-1] if first and next(RUNS) % 2 else a @ b
+
+    found = examine(chancy)
+    assert (found.verdict, found.causes[0].name) == ("right", "other-order")
+
+
+@pytest.mark.parametrize("multiple", [1, 16])
+def test_padded_views_are_asked_too(multiple):
     """A function that takes the memory behind a view for contiguous."""
 
     def contiguous(a, b):
+        if any(x % multiple for x in (*a.shape, *b.shape)):
+            raise ValueError("multiples, please")
         return as_strided(a, a.shape, (a.shape[1] * a.itemsize, a.itemsize)) @ b
 
     found = examine(contiguous)
@@ -173,10 +227,17 @@ def test_guards():
     with pytest.raises(GuardError, match="1 elements behind it"):
         out.check()
 
+    out = guarded_empty((5, 7), "bfloat16")
+    out.array[:] = as_strided(out.array, (36,), (-2,))[[1, 3]] = 0
+    with pytest.raises(GuardError, match="1 elements before it"):
+        out.check()
+
     a, b = np.ones((3, 4), np.float32), np.ones((4, 5), np.float32)
     assert (guard(np.matmul)(a, b) == 4).all()
     with pytest.raises(GuardError, match="operand 0 was changed"):
         guard(writes)(a.copy(), b)
+    with pytest.raises(GuardError, match="a was changed"):
+        guard(writes)(b=b, a=a.copy())
     with pytest.raises(GuardError, match="other bits in a second run"):
         guard(lambda a, b: a @ b + np.float32(np.random.default_rng().random()))(a, b)
     with pytest.raises(GuardError, match="outside"):

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+import isogemm.torch  # noqa: E402
 from isogemm import audit  # noqa: E402
 from isogemm.audit.transformer.relations import RELATIONS, ModelScope, not_promised  # noqa: E402
 from isogemm.audit.transformer.runs import STRIDE, Prompts, prompt_length  # noqa: E402
@@ -89,6 +90,14 @@ def test_what_invariant_does_not_promise_is_reported_and_not_required():
     assert (faulty.ok, faulty.exit_status) == (False, 1)
 
 
+@pytest.mark.parametrize("mode", ["plain", "invariant"])
+def test_a_scope_is_in_force_in_every_call_of_its_mode(mode):
+    model, seen = ExactForCausalLM(), []
+    model.embed.register_forward_hook(lambda *_: seen.append(isogemm.torch.active()))
+    audit.model(model, mode=mode, relations=["rerun", "micro-batches"], **SMALL)
+    assert set(seen) == {mode == "invariant"}
+
+
 def test_what_is_promised():
     scope = ModelScope(11)
     free = {
@@ -144,7 +153,12 @@ def test_report_as_json_page_and_text(tmp_path):
     (relation,) = content["providers"][0]["relations"]
     assert relation["meaning"] == "a prompt alone, and in a batch"
     assert relation["drifts"][0]["module"] == "middle"
-    assert content["providers"][0]["agreement"]["sweep"] == [1, 2, 3]
+    agreement = content["providers"][0]["agreement"]
+    assert agreement["sweep"] == [1, 2, 3]
+    assert {(c["m"], c["other"]) for c in agreement["cells"] if c["equal"] == c["outputs"]} == {
+        (1, 1), (2, 2), (2, 3), (3, 2), (3, 3),
+    }  # fmt: skip
+    assert len(agreement["cells"]) == 9
     page = report.write_html(tmp_path / "r.html").read_text()
     assert "Does the model keep its bits?" in page
     assert "first difference in middle (Middle)" in page
@@ -203,6 +217,15 @@ def test_runs_cover_every_token_once():
     micro = prompts.micro_batches(2, 8)
     assert len(micro.steps) == 4
     assert (prompts.labels(micro.steps[1]) == prompts.ids[2:4, 1:12]).all()
+
+
+def test_no_case_compares_a_run_with_itself_but_the_one_of_the_same_call_and_no_two_compare_the_same():
+    scope = ModelScope(11)
+    prompts = Prompts.draw(scope.sequences, 64, 64, 0)
+    cases = [(relation, params) for relation in RELATIONS.values() for params in relation.cases(scope)]
+    pairs = [(relation.name, *relation.runs(prompts, scope, params)) for relation, params in cases]
+    assert [name for name, one, other in pairs if one == other] == ["rerun"]
+    assert len({(one.text, other.text) for _, one, other in pairs}) == len(cases) > 40
 
 
 def test_prompts_are_no_size_of_the_model():

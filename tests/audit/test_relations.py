@@ -93,10 +93,6 @@ def test_population_sees_the_first_rows_the_middle_the_last_and_all_that_two_bat
     assert (first.row, first.case.params) == (row, {"m": 100, "against": against})
 
 
-def test_rows_alone_are_computed_alone() -> None:
-    assert of("population", fakes.by_m, [1, 16]).changed_outputs == 16 * fakes.N
-
-
 CONTENTS = {
     "zero": lambda x: (x == 0).all(1).any(),
     "large": lambda x: (x == 1e4).all(1).any(),

@@ -55,13 +55,33 @@ def test_every_element_of_every_product_is_compared(made, monkeypatch):
     assert found["strided isogemm"]["error"] < 1e-6
 
 
-def test_a_wrong_bit_in_the_sample_is_seen(made):
+@pytest.mark.parametrize("at", [(2, 0, 0), (0, 3, 2), (2, 6, 5)])
+def test_a_wrong_bit_in_the_sample_is_seen(made, at):
+    """First, middle and last rows and columns of the first and the last product."""
     left, right, of = made
     wrong = products(left, right)
-    wrong[2, 0, 0] *= -1
+    wrong[at] *= -1
     ways = {"strided isogemm": Way((), Work(1, 1))}
     items = list(zip(left, right, strict=True))
     assert judged(ways, {"strided isogemm": lambda: of(wrong)}, items, CONTRACT)["strided isogemm"]["differing"] == 1
+
+
+def test_a_way_that_writes_nothing_has_not_what_the_one_before_wrote(made):
+    left, right, of = made
+    out = of(products(left, right))
+    assert np.isnan(np.asarray(bits.poisoned(Way((lambda i: None,), Work(1, 1)), out))).all()
+
+
+def test_ways_of_whole_attention_are_compared_with_the_first():
+    torch = pytest.importorskip("torch")
+    from isogemm.study.whole_attention import _judged
+
+    operands = [torch.randn(2, 4, 128, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    right = torch.nn.functional.scaled_dot_product_attention(*operands)
+    results = {"right": right, "off": right + 1}
+    found = _judged({name: Way((lambda i, x=x: x,), Work(1, 1)) for name, x in results.items()}, operands)
+    assert [x["from_first"] for x in found.values()] == [0, right.numel()]
+    assert found["right"]["error"] < 1e-5 < 0.1 < found["off"]["error"]
 
 
 def test_bits_of_bfloat16_are_compared_not_values():

@@ -135,6 +135,22 @@ def test_what_other_programs_did_before_a_run_was_stopped_is_told_of(isogemm, tm
     assert json.loads((tmp_path / "fake.json").read_text())["environment"]["others"] == 1.5
 
 
+def test_the_page_says_what_was_not_measured_and_why(isogemm, tmp_path):
+    pytest.importorskip("vl_convert")
+
+    def fail():
+        raise RuntimeError("out of memory")
+
+    isogemm.fails.append(fail)
+    isogemm("fake", "--out", str(tmp_path))
+    content = json.loads((tmp_path / "fake.json").read_text())
+    content["rows"][0]["absent"] = {"loop": "OptionError: no such graph"}
+    (tmp_path / "fake.json").write_text(json.dumps(content))
+    isogemm("report", str(tmp_path), "--out", str(tmp_path / "page"))
+    text = (tmp_path / "page" / "index.html").read_text()
+    assert "<p>k=2: RuntimeError: out of memory</p><p>loop: OptionError: no such graph</p>" in text
+
+
 def test_one_case_is_printed(isogemm, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, out, _ = isogemm("fake", "--case", "k=2")

@@ -138,5 +138,20 @@ def test_a_way_that_fails_is_named_and_the_others_are_timed(queue):
     assert rows[1]["error"] is None
 
 
+def test_a_way_that_cannot_be_called_is_absent_and_all_others_are_judged(queue):
+    declared = fakes.study(queue, sizes=(1,))
+    (case,) = declared.cases(None, False)
+
+    def made(site, seed):
+        found = case.make(site, seed)
+        broken = replace(found.ways["loop"], steps=[lambda i: 1 / 0])
+        ways = found.ways | {"broken": broken, "again": found.ways["batch"]}
+        return replace(found, ways=ways, check=dict)
+
+    found = run(replace(declared, cases=lambda site, quick: [replace(case, make=made)]), fakes.site(queue))
+    assert found.rows[0]["absent"] == {"broken": "ZeroDivisionError: division by zero"}
+    assert [v["peer"] for v in found.rows[0]["verdicts"]] == ["loop", "again"]
+
+
 def test_every_study_is_named_as_it_is_listed():
     assert [named(name).name for name in STUDIES] == list(STUDIES)

@@ -62,8 +62,10 @@ def test_a_wrong_element_of_a_quantized_product_is_counted():
     right = isogemm.linear(x, w)
     wrong = right.copy()
     wrong[2, 5] = np.nextafter(wrong[2, 5], np.float32(9))
-    found = checked(w, x, [right, wrong], "int32/chain")
-    assert [(f["differing"], f["from_first"]) for f in found] == [(0, 0), (1, 1)]
+    beside = right.copy()
+    beside[1, 40] = np.nextafter(beside[1, 40], np.float32(9))  # no part of the sample
+    found = checked(w, x, [right, wrong, beside], "int32/chain")
+    assert [(f["differing"], f["from_first"]) for f in found] == [(0, 0), (1, 1), (0, 1)]
 
 
 def claim(text):

@@ -26,6 +26,17 @@ def test_a_case(tmp_path):
     assert [line[0] for line in steps] == list("12345678")
 
 
+def test_steps_say_what_was_in_c_and_whether_the_first_of_a_batch_is_right_alone(tmp_path):
+    c = RNG.standard_normal((37, 41)).astype(np.float32)
+    np.savez(tmp_path / "added.npz", observed=A @ B + c, a=A, b=B, c=c)
+    said = run(tmp_path / "added.npz", "--steps").output
+    assert "with beta 0: 1517 of 1517 elements are wrong" in said
+    assert "with beta 1: 0 of 1517 elements are wrong" in said
+    both = np.stack([A @ B, A @ B + 9])
+    np.savez(tmp_path / "batch.npz", observed=both, a=np.stack([A, A]), b=np.stack([B, B]), pairs=False)
+    assert "item 0 alone: 0 of 1517 elements are wrong" in run(tmp_path / "batch.npz", "--steps").output
+
+
 def test_a_case_with_a_contract(tmp_path):
     np.savez(tmp_path / "case.npz", observed=A[:, ::-1] @ B[::-1], a=A, b=B, contract="fma/chain", pairs=False)
     found = run(tmp_path / "case.npz", "--steps")

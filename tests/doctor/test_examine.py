@@ -208,7 +208,7 @@ def test_a_right_function_is_right():
     with pytest.raises(OptionError, match="signature"):
         examine(np.matmul, "b, a")
     refused = examine(lambda a, b: (_ for _ in ()).throw(RuntimeError("no")))
-    assert refused.verdict == "undiagnosable"
+    assert (refused.verdict, refused.exit_status) == ("undiagnosable", 1)
     assert "RuntimeError: no" in str(refused)
 
 

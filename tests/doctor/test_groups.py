@@ -55,6 +55,21 @@ def test_what_a_list_gets_wrong(observed, name, words):
     assert found.first[0].startswith("product ")
 
 
+def test_products_of_one_size_are_swapped_left_as_they_were_or_read_by_another_leading_dimension():
+    a, b, before = (RNG.standard_normal((2, *s)).astype(np.float32) for s in ((9, K), (K, N), (9, N)))
+    a = [np.pad(x, ((0, 0), (0, p)), constant_values=9)[:, :K] for x, p in zip(a, (3, 8), strict=True)]
+    right, ld = [x @ y for x, y in zip(a, b, strict=True)], 4 * (K + 3)
+    other = np.lib.stride_tricks.as_strided(a[1], (9, K), (ld, 4)) @ b[1]
+    for observed, name, words in (
+        (right[::-1], "pointer-offset", "product 1: holds what belongs to product 0"),
+        ([right[0], before[1]], "m-tail", "product 1: 9 rows of it were never written"),
+        ([right[0], other], "lda", f"product 1: lda is {K + 3}, another product's, not {K + 8}"),
+    ):
+        found = diagnose(observed, a, list(b), list(before)).causes[0]
+        assert name == found.name
+        assert words in found.parameter
+
+
 def test_a_right_list_is_right():
     found = diagnose(isogemm.gemm_grouped(A, B, contract="fma/chain"), A, B, contract="fma/chain")
     assert (found.verdict, found.causes, found.elements) == ("right", (), sum(COUNTS) * N)

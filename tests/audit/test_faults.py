@@ -140,6 +140,11 @@ def test_required_providers_are_audited_too() -> None:
     assert report.ok
 
 
+def test_what_a_user_brings_is_required_unless_something_else_is() -> None:
+    report = audit.run([fakes.by_m, "numpy"], [SHAPE], sweep=[1, 2], relations=["population"], speed=False)
+    assert (report.required, report.exit_status) == (("tests.audit.fakes:by_m",), 1)
+
+
 def test_batches_beyond_the_memory_limit_are_left_out_and_noted() -> None:
     limit = 10 * (3 * fakes.K * 4 + 2 * fakes.N * 4)  # ten rows
     report = audit.run([fakes.honest], [SHAPE], require=[], sweep=[1, 2, 10, 11, 64], memory=limit, speed=False)

@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers")
 
 import isogemm.torch  # noqa: E402
 from isogemm import audit  # noqa: E402
+from isogemm.audit.transformer.ranks import compared, joined  # noqa: E402
 from isogemm.audit.transformer.relations import RELATIONS, ModelScope, not_promised  # noqa: E402
 from isogemm.audit.transformer.runs import STRIDE, Prompts, prompt_length  # noqa: E402
 from isogemm.audit.transformer.subject import Subject  # noqa: E402
@@ -54,6 +55,8 @@ class Middle(torch.nn.Module):
             y = y.exp2().log2()
         if self.fault == "tokens" and x.shape[1] == 4:
             y = y + torch.where(torch.arange(64) == 5, 1e-3, 0.0)
+        if self.fault == "likeliest" and len(x) > 1:
+            y = torch.where(torch.arange(64) == 5, 99.0, y.clamp(max=1))
         if self.fault == "experts":  # every token twice, in an order of its own
             rows = torch.cat((y.flatten(0, -2), y.flatten(0, -2) + 1))
             order = rows.sum(1).argsort()
@@ -145,6 +148,13 @@ def test_the_first_token_and_the_largest_difference_are_named():
     assert report.providers["plain"].relations["prefill"].changed_outputs == 16  # with a dynamic and a static cache
 
 
+def test_tokens_whose_likeliest_next_one_differs_are_counted():
+    report = audit.model(ExactForCausalLM("likeliest"), mode="plain", relations=["population"], **SMALL)
+    (drift,) = report.drifts("plain")
+    assert drift.argmax_changed == drift.tokens_changed == 11
+    assert "argmax differs at 11" in str(drift)
+
+
 def test_report_as_json_page_and_text(tmp_path):
     report = audit.model(ExactForCausalLM("batch"), mode="plain", relations=["population"], **SMALL)
     content = json.loads(report.write_json(tmp_path / "r.json").read_text())
@@ -226,6 +236,16 @@ def test_no_case_compares_a_run_with_itself_but_the_one_of_the_same_call_and_no_
     pairs = [(relation.name, *relation.runs(prompts, scope, params)) for relation, params in cases]
     assert [name for name, one, other in pairs if one == other] == ["rerun"]
     assert len({(one.text, other.text) for _, one, other in pairs}) == len(cases) > 40
+
+
+def test_ranks_are_compared_with_their_part_and_the_first_module_of_all_is_named():
+    want = {"up": torch.arange(8.0).view(2, 4), "down": torch.ones(2, 3), "logits": torch.zeros(2, 5)}
+    part = want | {"up": want["up"][:, 2:]}
+    assert compared(want, part, 1).tolist() == [-1, 0, 10]
+    off = part | {"down": want["down"] + 1, "logits": -want["logits"]}
+    outcomes = [compared(want, each, 1).tolist() for each in (part | {"logits": off["logits"]}, part, off)]
+    found = joined(3, "tree4", list(want), outcomes)
+    assert (found.first, found.differing, found.logits) == ("down", 20, 30)
 
 
 def test_prompts_are_no_size_of_the_model():

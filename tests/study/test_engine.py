@@ -107,6 +107,14 @@ def test_rows_of_another_run_are_refused(queue, tmp_path, options):
         run(fakes.study(queue), fakes.site(queue), options, tmp_path)
 
 
+def test_rows_of_another_machine_or_study_are_refused(queue, tmp_path):
+    run(fakes.study(queue), fakes.site(queue), folder=tmp_path)
+    with pytest.raises(OptionError, match="rows of another machine"):
+        run(fakes.study(queue), replace(fakes.site(queue), name="another"), folder=tmp_path)
+    with pytest.raises(OptionError, match="rows of another study"):
+        run(replace(fakes.study(queue), name="other"), fakes.site(queue), folder=tmp_path)
+
+
 def test_what_memory_does_not_hold_is_left_out_and_said(queue):
     found = run(fakes.study(queue), fakes.site(queue, memory=int(2.6 * 2**20)))
     assert [row["name"] for row in found.rows] == ["k=1", "k=2"]

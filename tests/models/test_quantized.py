@@ -16,16 +16,17 @@ from .test_models import LOGITS, broken, one_thread  # noqa: E402, F401
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
-FORMATS = [("Q4_0", {}), ("Q8_0", {}), ("Q4_K", WIDE), ("Q6_K", WIDE)]
-each_format = pytest.mark.parametrize(("fmt", "sizes"), FORMATS, ids=[fmt for fmt, _ in FORMATS])
+# Every format in one model, and two of them in others.
+MODELS = [
+    ("qwen3", torch.bfloat16, "Q4_0", {}), ("qwen3", torch.bfloat16, "Q8_0", {}),
+    ("qwen3", torch.bfloat16, "Q4_K", WIDE), ("qwen3", torch.bfloat16, "Q6_K", WIDE),
+    ("qwen3", torch.float32, "Q4_K", WIDE), ("qwen3", torch.float32, "Q8_0", {}),
+    ("llama", torch.bfloat16, "Q4_0", {}), ("llama", torch.bfloat16, "Q6_K", WIDE),
+]  # fmt: skip
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda v: str(v).split(".")[1])
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("qwen3", torch.float32), ("qwen3", torch.bfloat16), ("llama", torch.bfloat16)],
-    ids=["qwen3", "qwen3-bfloat16", "llama-bfloat16"],
-)  # fmt: skip
-@each_format
+@pytest.mark.parametrize(("name", "dtype", "fmt", "sizes"), MODELS)
 def test_logits_keep_their_bits(name, dtype, fmt, sizes):
     """Alone, in batches of 2, 7 and 32, anywhere, padded on either side, in chunks of 1, 7, 16 and 64, and decoded."""
     isogemm.set_num_threads(1)  # `converted` has a pool; others need the cores that its threads wait on

@@ -57,6 +57,27 @@ def test_every_operation_has_the_bits_of_its_formula_on_the_host(kind, n):
             assert (canonical(got[i]).view(np.uint32) == want.view(np.uint32)).all(), (kind, i)
 
 
+ENDS = [
+    0.0, -0.0, 1e-30, 17.3, 79.9, 80.1, 86.9, 87.0, 87.1, 87.34, 88.0, 88.37, 88.38, 88.72, 88.7229, 88.73, 90.0, 100.0,
+    103.27, 103.28, 103.97, 103.98, 104.0, 104.1, 1e4, 3e38, np.inf,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["softmax", "log_softmax", "exp", "sigmoid", "silu", "silu_mul"])
+@pytest.mark.parametrize("end", [*ENDS, np.nan])
+def test_exponentials_at_their_ends_have_the_bits_of_the_formula(kind, end):
+    """Each alone in a row of others, of either sign: what is subnormal, infinite or none is computed in another way."""
+    ends = np.array([x for x in ENDS if x < end or end < 80], np.float32)
+    row = np.concatenate([-ends, ends[ends < 80], np.float32([-end, end]), np.linspace(-3, 3, 150, dtype=np.float32)])
+    rows = np.stack([-np.abs(row[-200:]), row[-200:]])
+    operation = OPERATIONS[kind]
+    given = [rows, np.full_like(rows, 2)][: len(operation.operands)]
+    got = direct(kind, tuple(map(torch.from_numpy, given)), (None,)).numpy()
+    for i in range(2):
+        want = canonical(np.asarray(operation.results_of(*(x[i] for x in given))[0], np.float32))
+        assert (canonical(got[i]).view(np.uint32) == want.view(np.uint32)).all()
+
+
 def test_what_the_host_cannot_take_is_refused_when_it_is_defined(monkeypatch):
     four = tuple(RowOperand(name) for name in ("x", "y", "z", "t"))
     monkeypatch.setitem(OPERATIONS, "four", Operation(lambda x, y, z, t: x, four, "each"))

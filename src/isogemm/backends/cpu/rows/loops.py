@@ -41,6 +41,8 @@ SQRT_HALF, LOG_HIGH, LOG_LOW = define.SQRT_HALF, define.LOG_HIGH, define.LOG_LOW
 L9, L8, L7, L6, L5, L4, L3, L2, L1 = define.LOG_TERMS
 ZERO, ONE, HALF = types.float32(0), types.float32(1), types.float32(0.5)
 INFINITY = types.float32(float("inf"))
+# exp is normal from LEAST_NORMAL on, and rounds away beside 1 below BESIDE_ONE.
+LEAST_NORMAL, BESIDE_ONE, TWO = types.float32(-87), types.float32(-80), types.float32(2)
 
 
 @intrinsic
@@ -53,6 +55,72 @@ def square_root(typingctx, x):
         return builder.call(function, args)
 
     return types.float32(types.float32), codegen
+
+
+def _chosen(relation):
+    """x where ``x relation y``, else y, by a selection: a branch would be compiled to a store under a mask."""
+
+    @intrinsic
+    def chosen(typingctx, x, y):
+        def codegen(context, builder, signature, args):
+            return builder.select(builder.fcmp_ordered(relation, *args), *args)
+
+        return types.float32(types.float32, types.float32), codegen
+
+    return chosen
+
+
+_larger, _smaller = _chosen(">"), _chosen("<")
+
+
+@njit
+def _parts(x):
+    """exp(x) without its scale 2**k, and a number whose low bits are k; NaN stays."""
+    t = fma(x, LOG2E, SHIFT)
+    k = t - SHIFT
+    r = fma(k, -LN2_HIGH, x)
+    r = fma(k, -LN2_LOW, r)
+    p = fma(fma(fma(fma(fma(E6, r, E5), r, E4), r, E3), r, E2), r, E1)
+    return fma(p, r * r, r) + ONE, as_bits(t)
+
+
+@njit
+def _power_of_two(k, bias):
+    return as_float(types.uint32((k << types.uint32(23)) + types.uint32(bias << 23)))
+
+
+@njit
+def _one_and_exp(x):
+    """1 + exp(x). One product is left of the scale: of half of it, which is finite wherever the exponential is."""
+    low = BESIDE_ONE if x < BESIDE_ONE else x
+    y, k = _parts(EXP_MOST if low > EXP_MOST else low)
+    y = y * _power_of_two(k, 126) * TWO
+    return ONE + (INFINITY if x > EXP_MOST else y)
+
+
+@njit
+def _powers(row, n, top, lanes, powers):
+    """exp(x - top) of a row, top being its largest; +0 behind it. A normal number's scale is one product."""
+    for lane in range(LANES):
+        lanes[lane] = ZERO
+    for step in range(0, row.size, LANES):
+        part, to = row[step : step + LANES], powers[step : step + LANES]
+        for lane in range(LANES):
+            d = part[lane] - top
+            inside = ZERO if d < EXP_LEAST else d
+            lanes[lane] = _smaller(inside, lanes[lane])
+            y, k = _parts(inside)
+            y = y * _power_of_two(k, 127)
+            to[lane] = ZERO if d < EXP_LEAST else y
+    half = LANES // 2
+    while half > 0:
+        for lane in range(half):
+            lanes[lane] = _smaller(lanes[lane], lanes[half + lane])
+        half //= 2
+    if lanes[0] < LEAST_NORMAL:
+        for i in range(n):
+            powers[i] = _exp(row[i] - top)
+    _clear(powers, n)
 
 
 @njit
@@ -153,13 +221,15 @@ def largest_in(width):
         for step in range(0, whole, width):
             part = row[step : step + width]
             for lane in range(width):
-                lanes[lane] = part[lane] if part[lane] > lanes[lane] else lanes[lane]
+                lanes[lane] = _larger(part[lane], lanes[lane])
         for i in range(whole, n):
-            lanes[i - whole] = row[i] if row[i] > lanes[i - whole] else lanes[i - whole]
-        found = lanes[0]
-        for lane in range(width):
-            found = lanes[lane] if lanes[lane] > found else found
-        return found
+            lanes[i - whole] = _larger(row[i], lanes[i - whole])
+        half = width // 2
+        while half > 0:
+            for lane in range(half):
+                lanes[lane] = _larger(lanes[lane], lanes[half + lane])
+            half //= 2
+        return lanes[0]
 
     return largest
 
@@ -212,46 +282,40 @@ def layer_norm(scratch, n, epsilon, weighted, biased, _, __):
 
 
 def softmax(scratch, n, epsilon, weighted, biased, _, __):
-    lanes, row, _, _, _ = _scratch(scratch, n)
-    top = _largest(row, n, lanes)
+    lanes, row, _, _, powers = _scratch(scratch, n)
+    _powers(row, n, _largest(row, n, lanes), lanes, powers)
+    total = _lane_sum(powers, lanes)
     for i in range(n):
-        row[i] = _exp(row[i] - top)
-    total = _lane_sum(row, lanes)
-    for i in range(n):
-        row[i] = divide(row[i], total)
+        row[i] = divide(powers[i], total)
 
 
 def log_softmax(scratch, n, epsilon, weighted, biased, _, __):
-    lanes, row, _, _, terms = _scratch(scratch, n)
+    lanes, row, _, _, powers = _scratch(scratch, n)
     top = _largest(row, n, lanes)
+    _powers(row, n, top, lanes, powers)
+    total = _log(_lane_sum(powers, lanes))
     for i in range(n):
-        row[i] = row[i] - top
-        terms[i] = _exp(row[i])
-    _clear(terms, n)
-    total = _log(_lane_sum(terms, lanes))
-    for i in range(n):
-        row[i] = row[i] - total
+        row[i] = row[i] - top - total
 
 
 def cross_entropy(scratch, n, epsilon, weighted, biased, _, __):
     """(loss, largest, sum) of a row with a class, -1 for none."""
-    lanes, row, target, _, terms = _scratch(scratch, n)
+    lanes, row, target, _, powers = _scratch(scratch, n)
     top = _largest(row, n, lanes) + ZERO
-    for i in range(n):
-        terms[i] = _exp(row[i] - top)
-    _clear(terms, n)
-    total, at = _lane_sum(terms, lanes), types.int64(target[0])
+    _powers(row, n, top, lanes, powers)
+    total, at = _lane_sum(powers, lanes), types.int64(target[0])
     loss = ZERO if at < 0 else _log(total) - (row[at] - top)
     row[0], row[1], row[2] = loss, top, total
 
 
 def cross_entropy_back(scratch, n, epsilon, weighted, biased, _, __):
     """Of a row and (largest, sum, dy, class)."""
-    _, row, sums, _, _ = _scratch(scratch, n)
+    lanes, row, sums, _, powers = _scratch(scratch, n)
     top, total, at = sums[0], sums[1], types.int64(sums[3])
     dy = ZERO if at < 0 else sums[2]
+    _powers(row, n, top, lanes, powers)
     for i in range(n):
-        row[i] = divide(_exp(row[i] - top), total) * dy
+        row[i] = divide(powers[i], total) * dy
     if at >= 0:
         row[at] = row[at] - dy
 
@@ -269,19 +333,19 @@ def mean(scratch, n, epsilon, weighted, biased, _, __):
 def silu_mul(scratch, n, epsilon, weighted, biased, _, __):
     _, row, other, _, _ = _scratch(scratch, n)
     for i in range(n):
-        row[i] = divide(row[i], ONE + _exp(-row[i])) * other[i]
+        row[i] = divide(row[i], _one_and_exp(-row[i])) * other[i]
 
 
 def silu(scratch, n, epsilon, weighted, biased, _, __):
     _, row, _, _, _ = _scratch(scratch, n)
     for i in range(n):
-        row[i] = divide(row[i], ONE + _exp(-row[i]))
+        row[i] = divide(row[i], _one_and_exp(-row[i]))
 
 
 def sigmoid(scratch, n, epsilon, weighted, biased, _, __):
     _, row, _, _, _ = _scratch(scratch, n)
     for i in range(n):
-        row[i] = divide(ONE, ONE + _exp(-row[i]))
+        row[i] = divide(ONE, _one_and_exp(-row[i]))
 
 
 def exp(scratch, n, epsilon, weighted, biased, _, __):

@@ -20,7 +20,7 @@ from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS
 from .emit.pointers import pointer_to_bytes, pointer_to_floats, pointer_to_words
 from .emit.scalars import as_bits, as_float, divide
 from .gemm.tasks import float32_bits
-from .rows.loops import LANES, _exp, _lane_sum, square_root
+from .rows.loops import LANES, _lane_sum, _one_and_exp, square_root
 
 # Words of a task array behind the pool's eight: what is cut, how much of it a chunk has, the other extent, a number as
 # bits, two whole numbers, and addresses.
@@ -42,6 +42,13 @@ def _floats(task, place, count):
 @njit
 def _part(task, place, begin, end):
     return carray(pointer_to_floats(task[ADDRESSES + place] + 4 * begin), (end - begin,))
+
+
+@njit
+def _row_part(task, place, row, begin, end):
+    """Columns of a row as an array of their own, from 0 on: loops over it are in vectors."""
+    at = task[ADDRESSES + place] + 4 * (task[TOTAL] * row + begin)
+    return carray(pointer_to_floats(at), (end - begin,))
 
 
 @njit
@@ -120,47 +127,43 @@ def visible(task, chunk, scratch):
 def scatter(task, chunk, scratch):
     """out[index[i]] += dy[i], rows in order, by columns."""
     task = carray(task, (WORDS,))
-    n = task[TOTAL]
     index = carray(pointer_to_words(task[ADDRESSES + 1]), (task[FIRST],))
     begin, end = _range(task, chunk)
     for i in range(task[FIRST]):  # order-critical: ascending
-        dy = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        out = carray(pointer_to_floats(task[ADDRESSES + 2] + 4 * n * index[i]), (n,))
-        for j in range(begin, end):
+        dy, out = _row_part(task, 0, i, begin, end), _row_part(task, 2, index[i], begin, end)
+        for j in range(end - begin):
             out[j] = out[j] + dy[j]
 
 
 def columns(task, chunk, scratch):
     """out += x[0] + x[1] + ..., rows in order, by columns; a leaf of a gradient is a row too."""
     task = carray(task, (WORDS,))
-    n = task[TOTAL]
-    out = _floats(task, 1, n)
     begin, end = _range(task, chunk)
+    out = _part(task, 1, begin, end)
     for i in range(task[FIRST]):  # order-critical: ascending
-        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        for j in range(begin, end):
+        x = _row_part(task, 0, i, begin, end)
+        for j in range(end - begin):
             out[j] = out[j] + x[j]
 
 
 def leaf_columns(task, chunk, scratch):
     """out[l] = +0 + x[l * SECOND] + x[l * SECOND + 1] + ..., the FIRST rows in leaves of SECOND, by columns."""
     task = carray(task, (WORDS,))
-    n, leaf = task[TOTAL], task[SECOND]
+    leaf = task[SECOND]
     begin, end = _range(task, chunk)
     for i in range(task[FIRST]):  # order-critical: ascending
-        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        out = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * (i // leaf)), (n,))
+        x, out = _row_part(task, 0, i, begin, end), _row_part(task, 1, i // leaf, begin, end)
         if i % leaf == 0:
-            for j in range(begin, end):
+            for j in range(end - begin):
                 out[j] = ZERO
-        for j in range(begin, end):
+        for j in range(end - begin):
             out[j] = out[j] + x[j]
 
 
 @njit
 def _gate(x):
     """sigmoid(2 * u) with GELU's u = sqrt(2 / pi) * (x + 0.044715 * x**3)."""
-    return divide(ONE, ONE + _exp(-((x + ((x * x) * x) * GELU_CUBE) * GELU_SCALE)))
+    return divide(ONE, _one_and_exp(-((x + ((x * x) * x) * GELU_CUBE) * GELU_SCALE)))
 
 
 def gelu(task, chunk, scratch):
@@ -191,7 +194,7 @@ def silu_mul_back(task, chunk, scratch):
     dx, other = _floats(task, 3, n), _floats(task, 4, n)
     begin, end = _range(task, chunk)
     for i in range(begin, end):
-        s = divide(ONE, ONE + _exp(-x[i]))
+        s = divide(ONE, _one_and_exp(-x[i]))
         dx[i] = (dy[i] * y[i]) * (s * (ONE + x[i] * (ONE - s)))
         other[i] = dy[i] * (x[i] * s)
 

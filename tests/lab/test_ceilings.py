@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isogemm.errors import OptionError
-from isogemm.lab import Ceilings, StreamingRead, Work, fp32_peak, streaming_read
+from isogemm.lab import Ceilings, StreamingRead, Work, ceilings, fp32_peak, streaming_read
 from isogemm.lab.ceilings import PEAK_ROUNDS
 from isogemm.lab.probes import ACCUMULATORS, add_kernel, multiply_add_kernel
 
@@ -33,11 +33,11 @@ def test_work_of_a_product():
 
 
 def test_the_roofline_is_the_slower_of_two_bounds():
-    ceilings = Ceilings(2, bytes_per_second=100.0, flops_per_second=1000.0)
-    assert ceilings.bound(Work(flops=1000, nbytes=10)) == 1.0
-    assert ceilings.bound(Work(flops=10, nbytes=1000)) == 10.0
-    assert ceilings.fraction(Work(flops=10, nbytes=1000), 20.0) == 0.5
-    assert ceilings.to_dict() == {"threads": 2, "read_gb_per_second": 1e-7, "fp32_gflop_per_second": 1e-6}
+    found = Ceilings(2, bytes_per_second=100.0, flops_per_second=1000.0)
+    assert found.bound(Work(flops=1000, nbytes=10)) == 1.0
+    assert found.bound(Work(flops=10, nbytes=1000)) == 10.0
+    assert found.fraction(Work(flops=10, nbytes=1000), 20.0) == 0.5
+    assert found.to_dict() == {"threads": 2, "read_gb_per_second": 1e-7, "fp32_gflop_per_second": 1e-6}
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -50,9 +50,12 @@ def test_a_streaming_read_reads_every_word(threads):
     assert (read.nbytes, read.candidate.name) == (8008, "read")
 
 
-def test_bandwidth_is_the_best_block_over_the_bytes():
-    bandwidth = streaming_read(1, blocks=4, clock=Metronome(0.5, 0.25))
-    assert bandwidth == max(256 << 20, StreamingRead(1).nbytes) / 0.25
+def test_bandwidth_is_the_best_block_over_the_bytes(monkeypatch):
+    monkeypatch.setattr(ceilings, "READ_BYTES", 3 << 20)
+    for cache in (1000, 1 << 20):  # four of them, if that is more
+        monkeypatch.setattr(ceilings, "last_level_cache", lambda cache=cache: cache)
+        bandwidth = streaming_read(1, blocks=4, clock=Metronome(0.5, 0.25))
+        assert bandwidth == max(3 << 20, 4 * cache) / 0.25
 
 
 def test_peak_counts_two_operations_a_lane():

@@ -104,6 +104,8 @@ def test_models_without_a_head_and_inside_others_are_seen(caplog):
     assert iso.convert(outer).parts["loss"] == ("policy",)
     iso.restore(outer)
     assert outer["policy"].loss_function is not causal_lm_loss
+    assert iso.convert(outer, leave=["policy"]).parts["loss"] == ()
+    assert outer["policy"].loss_function is not causal_lm_loss
 
 
 def test_logits_of_another_vocabulary_are_refused():

@@ -215,11 +215,12 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     own, plan.unlike = _own(module, parts, leave, looks)
     mixtures |= own
     covered = whole.inside(module, own)
-    plan.losses = loss.heads(module) if "loss" in parts else {}
+    heads = loss.heads(module) if "loss" in parts else {}
+    plan.losses = {name: child for name, child in heads.items() if not _is_left(name, leave)}
     for name, child, outer in _walk(module):
         known = mixtures.get(name) or _known(child, widths, odd, looks)
         why = None if name in mixtures else _obstacle(child, outer)
-        if any(fnmatchcase(part, pattern) for part in prefixes(name) for pattern in leave):
+        if _is_left(name, leave):
             if _has_weights(child) or known or child in attention.values():
                 plan.left[name] = "in leave"
         elif isinstance(child, Converted):
@@ -256,8 +257,13 @@ def _own(module: Any, parts: Sequence[str], leave: Sequence[str], looks: Looks) 
     if not asked or not transformers_parts.refusal(module, looks):
         return {}, ""
     found, why = whole.whole(module, convert)
-    left = [n for n in found if any(fnmatchcase(part, pattern) for part in prefixes(n) for pattern in leave)]
+    left = [n for n in found if _is_left(n, leave)]
     return ({}, f"{left[0]} is in leave, and a model keeps its own code whole") if left else (found, why)
+
+
+def _is_left(name: str, leave: Sequence[str]) -> bool:
+    """Whether a module, or one that it is inside of, is to stay as it is."""
+    return any(fnmatchcase(part, pattern) for part in prefixes(name) for pattern in leave)
 
 
 def _gates(name: str, block: Any) -> set[int]:

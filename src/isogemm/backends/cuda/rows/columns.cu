@@ -1,27 +1,35 @@
 // Sums over rows: out[c] = ((start[c] + t[0, c]) + t[1, c]) + ..., with t = dy, dy * (x * r) or dy * ((x - mean) * r).
 //
-// A block has 32 columns. Warps read ahead and leave terms of TILE rows at a time in shared memory, the last warp adds them in
-// order, a column a thread. -0 stands for rows behind the last one: it changes no sum, not even -0.
+// A block has WIDE columns. Warps read ahead and leave terms of TILE rows at a time in shared memory, one warp adds them in order,
+// a column a thread. A sum takes 4.35 cycles, and up to half as much again beside other warps of its scheduler: so there are
+// none, and few columns to a block, as the readers' instructions are many. Four rows' terms of a column lie side by side, one
+// load for four sums: a warp waits for loads by six counters, too few for one each. -0 stands for rows behind the last one: it
+// changes no sum, not even -0.
 
 #include "rows/common.cu"
 
-#define THREADS 512
+#define WIDE 16
+#define READERS 384  // threads that read: of each four warps, which are on a scheduler each, three
 #define EACH 4
-#define TILE (THREADS / 8 * EACH)
-extern __shared__ float memory[];  // two tiles of TILE x 32
+#define ACROSS (WIDE / 4)  // threads of a row
+#define TILE (READERS / ACROSS * EACH)
+extern __shared__ float4 memory[];  // two tiles of TILE / 4 x WIDE
 
 struct Columns {
   i64 x, d, out;
 };
+DEVICE void meet() { asm volatile("bar.sync 1, %0;" ::"n"(READERS + 32) : "memory"); }
+
 struct Terms {
   Four<TX> x[TERM ? EACH : 1];
   Four<TD> d[EACH];
   float2 stats[EACH];  // of a row: 1 / root, mean
+  // EACH rows from `first` on, of columns from c on.
   __device__ __forceinline__ void begin(const void* px, const void* pd, const float2* rows, const Place& place,
-                                        const Columns& column, int tile, int c, int n) {
+                                        const Columns& column, int first, int c, int n) {
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
-      const u32 count = (u32)place.rows, row = min(tile * TILE + k * (THREADS / 8) + threadIdx.x / 8, count - 1);
+      const u32 count = (u32)place.rows, row = min(first + k, count - 1);
       read<TD>(pd, place.at(1, row), column.d, c, n, d[k]);
       if constexpr (TERM > 0) {
         read<TX>(px, place.at(0, row), column.x, c, n, x[k]);
@@ -29,58 +37,63 @@ struct Terms {
       }
     }
   }
-  __device__ __forceinline__ void finish(float* to, const Place& place, int tile) const {
+  // Terms of the four columns, ACROSS apart.
+  __device__ __forceinline__ void finish(float4* to, const Place& place, int first) const {
+    float t[EACH][4], v[4];
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
-      const int at = k * (THREADS / 8) + threadIdx.x / 8;
-      float t[4], v[4];
-      open<TD>(d[k], t);
+      open<TD>(d[k], t[k]);
       if constexpr (TERM > 0) {
         open<TX>(x[k], v);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) t[j] = mul(t[j], mul(TERM == 2 ? sub(v[j], stats[k].y) : v[j], stats[k].x));
+        for (int j = 0; j < 4; ++j) t[k][j] = mul(t[k][j], mul(TERM == 2 ? sub(v[j], stats[k].y) : v[j], stats[k].x));
       }
-      if (tile * TILE + at >= place.rows) t[0] = t[1] = t[2] = t[3] = -0.0f;
-      *(float4*)(to + at * 32 + threadIdx.x % 8 * 4) = make_float4(t[0], t[1], t[2], t[3]);
+      if (first + k >= place.rows) t[k][0] = t[k][1] = t[k][2] = t[k][3] = -0.0f;
     }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) to[j * ACROSS] = make_float4(t[0][j], t[1][j], t[2][j], t[3][j]);
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS + 32)
+extern "C" __global__ void __launch_bounds__(READERS / 3 * 4)
 columns(const void* x, const void* d, const float2* stats, void* out, const __grid_constant__ Place place,
         i64 x_c, i64 d_c, i64 out_c, int n, int start) {
   const Columns column = {x_c, d_c, out_c};
   wait_for_predecessor();
   release_successor();
-  const int tiles = (int)((place.rows + TILE - 1) / TILE);
-  if (threadIdx.x < THREADS) {
+  const int tiles = (int)((place.rows + TILE - 1) / TILE), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (warp % 4 < 3) {
     if (!tiles) return;
-    const int c = blockIdx.x * 32 + threadIdx.x % 8 * 4;
+    const int reader = (warp - warp / 4) * 32 + lane, across = reader % ACROSS, row = reader / ACROSS * EACH;
+    const int c = blockIdx.x * WIDE + across * 4;
+    float4* to = memory + row * ACROSS + across;
     Terms terms;
-    terms.begin(x, d, stats, place, column, 0, c, n);
+    terms.begin(x, d, stats, place, column, row, c, n);
     for (int tile = 0; tile < tiles; ++tile) {
-      terms.finish(memory + (tile & 1) * TILE * 32, place, tile);
-      if (tile + 1 < tiles) terms.begin(x, d, stats, place, column, tile + 1, c, n);
-      __syncthreads();
+      terms.finish(to + (tile & 1) * TILE * ACROSS, place, tile * TILE + row);
+      if (tile + 1 < tiles) terms.begin(x, d, stats, place, column, (tile + 1) * TILE + row, c, n);
+      meet();
     }
     return;
   }
-  const int c = blockIdx.x * 32 + threadIdx.x % 32;
+  if (warp != 3) return;
+  const int c = blockIdx.x * WIDE + lane % ACROSS * 4 + lane / ACROSS % 4;
   float sum = start && c < n ? ((const float*)out)[c * column.out] : 0.0f;
   for (int tile = 0; tile < tiles; ++tile) {
-    __syncthreads();
-    const float* t = memory + (tile & 1) * TILE * 32 + threadIdx.x % 32;
-    float ahead[32];  // half of them is read while the other half is added
+    meet();
+    const float4* t = memory + (tile & 1) * TILE * ACROSS + lane % WIDE;
+    float4 ahead[8];  // half of them is read while the other half is added
 #pragma unroll
-    for (int k = 0; k < 16; ++k) ahead[k] = t[k * 32];
+    for (int k = 0; k < 4; ++k) ahead[k] = t[k * WIDE];
 #pragma unroll
-    for (int first = 0; first < TILE; first += 16) {
+    for (int first = 0; first < TILE / 4; first += 4) {
 #pragma unroll
-      for (int k = 0; k < 16; ++k) {
-        if (first + 16 < TILE) ahead[(first + 16 + k) % 32] = t[(first + 16 + k) * 32];
-        sum = add(sum, ahead[(first + k) % 32]);
+      for (int k = 0; k < 4; ++k) {
+        if (first + 4 < TILE / 4) ahead[(first + 4 + k) % 8] = t[(first + 4 + k) * WIDE];
+        const float4 next = ahead[(first + k) % 8];
+        sum = add(add(add(add(sum, next.x), next.y), next.z), next.w);
       }
     }
   }
-  if (c < n) put<TO>(out, c * column.out, sum);
+  if (lane < WIDE && c < n) put<TO>(out, c * column.out, sum);
 }

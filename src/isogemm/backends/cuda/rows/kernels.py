@@ -128,7 +128,7 @@ class ColumnSums(RowsKernel):
     file = function = "columns"
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
-        return {"grid": (-(-case.n // 32),), "block": (544,), "shared": 2 * 256 * 32 * 4}
+        return {"grid": (-(-case.n // 16),), "block": (512,), "shared": 2 * 384 * 16 * 4}
 
     def numbers(self, code: Code, case: RowsCase) -> list[Parameter]:
         return [("i32", case.n), ("i32", int(case.start))]

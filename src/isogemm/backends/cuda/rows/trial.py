@@ -320,7 +320,7 @@ def _rotation(trial: _Trial, n: int, pad: int, column: int) -> str:
 
 
 def _columns(trial: _Trial) -> Iterator[tuple[str, str]]:
-    for shape in [(600,), (3,)] if trial.code.dims == 1 else [(4, 5, 6, 5)]:
+    for shape in [(1200,), (3,)] if trial.code.dims == 1 else [(4, 5, 12, 5)]:
         for pad, column in trial.layouts():
             for start in (False, True) if trial.code.to == 0 else (False,):
                 yield f"{list(shape)} rows", _column(trial, shape, pad, column, start)

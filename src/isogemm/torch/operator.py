@@ -5,7 +5,8 @@
 - **operator**: as an operator of torch's with a fake kernel, a gradient and a rule for vmap, where a compiler, a
   trace, a transform, a dispatch mode or a subclass has to see the call.
 - **forward**: as an operator without a gradient, in compiled code that records none. A gradient's formula costs every
-  call of its operator a second dispatch through Python, recorded or not.
+  call of its operator a second dispatch through Python, recorded or not; so compiled code that has its gradients
+  already, in a graph of their own, calls these, too.
 
 The ways of a call have one body and the same bits. An operator's boundary costs tens of microseconds in eager mode, so
 it is taken only where it is needed. Everything that decides about ways is in this file; `define`, `define_forward` and
@@ -254,8 +255,9 @@ _PT2 = torch.Tag.pt2_compliant_tag
 
 
 def define(
-    name: str, schema: str, body: Any, fake: Any, *, setup: Any = None, backward: Any = None, vmap: Any = None
-) -> Any:
+    name: str, schema: str, body: Any, fake: Any, *, setup: Any = None, backward: Any = None, forward: Any = None,
+    vmap: Any = None,
+) -> Any:  # fmt: skip
     """The operator isogemm::{name}, without torch's `custom_op` around it, whose checks take longer than a short call.
 
     So others have to see to what that would look after. Bodies: no result is an argument's memory or another result's
@@ -269,15 +271,39 @@ def define(
         They get all arguments by place, those with a default in the schema included, which the dispatcher drops.
     setup, backward : callable, optional
         As of a `torch.autograd.Function`: (ctx, inputs, output) and (ctx, *gradients).
+    forward : callable, optional
+        Of the same arguments, by an operator of `define_forward`, which compiled graphs then have in this one's place.
     vmap : callable, optional
         (info, in_dims, *arguments), the arguments as `body` gets them.
     """
     op = _in_library(name, schema, (_PT2,), {"CompositeExplicitAutograd": body}, fake)
-    if backward is not None:
+    if forward is not None:
+        _library.impl(name, _with_defaults(op, _autograd_kernel(op, setup, backward, forward)), "Autograd")
+    elif backward is not None:
         torch.library.register_autograd(op, backward, setup_context=setup)
     if vmap is not None:
         torch.library.register_vmap(op, _with_defaults(op, vmap, 2))
     return op
+
+
+def _autograd_kernel(op: Any, setup: Any, backward: Any, forward: Any) -> Callable[..., Any]:
+    """What an operator is to autograd: torch's `register_autograd`, but for what a compiler's graph has below it."""
+
+    def below(*given: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return (op if _functional() is None else forward)(*given)
+
+    function = functions(op._opname, below, setup, backward)[1]
+
+    def kernel(*given: Any) -> Any:
+        return (function.apply if is_grad_enabled() and torch._C._any_requires_grad(*given) else below)(*given)
+
+    return kernel
+
+
+def _functional() -> Any:
+    """The mode by which torch's compilers take gradients and writes out of what they trace, if there is one."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
 
 
 def apart(result: Tensor, *others: Tensor | None) -> Tensor:

@@ -9,7 +9,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")
+from functorch.compile import make_boxed_func  # noqa: E402
+from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+
+from isogemm.torch import linear  # noqa: E402
 from isogemm.torch.operator import apart  # noqa: E402
+from isogemm.torch.rows.signature import signature  # noqa: E402
+from isogemm.torch.rows.table import summed  # noqa: E402
 
 X = torch.randn(6, 40, generator=torch.Generator().manual_seed(0))
 COS, SIN = reductions.rope_tables(torch.arange(6), 40)
@@ -124,14 +130,13 @@ def test_gradients_have_memory_of_their_own():
     dy, x, y = torch.randn(3, 4), X[:3, :4], X[3:6, :4]
 
     def back(needs: list[bool]) -> Any:
-        none = (None,) * 4
-        return torch.ops.isogemm.along_rows_backward("add", dy, x, y, None, needs, *none[1:], 0.0, False, None)
+        return torch.ops.isogemm.add_backward(dy, x, y, needs, None)
 
-    dx, other, _ = back([True, True, False])
+    dx, other = back([True, True])
     assert torch.equal(dx, dy)
     assert torch.equal(other, dy)
     assert len({t.untyped_storage().data_ptr() for t in (dy, dx, other)}) == 3
-    assert [t.numel() for t in back([True, False, False])] == [12, 0, 0]
+    assert [t.numel() for t in back([True, False])] == [12, 0]
     assert apart(x, dy).data_ptr() != x.data_ptr()  # not dense
     assert apart(dy, x, None, dy).data_ptr() != dy.data_ptr()
     assert apart(dy, x) is dy
@@ -143,22 +148,41 @@ def test_a_table_that_wants_a_gradient_is_refused():
         torch.compile(lambda x: reductions.rope(x, cos, SIN), backend="aot_eager")(X)
 
 
-@pytest.mark.parametrize(
-    ("kind", "tensors", "flag"),
-    [
-        ("sum", (X, None, None), False),
-        ("mean", (X, None, None), True),
-        ("layer_norm", (X, None, X[0]), False),
-        ("rope", (X, COS, SIN), True),
-    ],
-)
-def test_the_operator_keeps_the_rules(kind, tensors, flag):
-    tensors = [None if t is None else t.clone().requires_grad_(kind != "rope" or t is X) for t in tensors]
-    options, none = (1e-5, flag, None), (None, None, None)
-    torch.library.opcheck(torch.ops.isogemm.along_rows.default, (kind, *tensors, *none, *options))
-    back = torch.ops.isogemm.along_rows_backward.default
-    needs, plain = [True, False, kind == "layer_norm"], [None if t is None else t.detach() for t in tensors]
-    dy = torch.ones_like(torch.ops.isogemm.along_rows(kind, *plain, *none, *options))
-    torch.library.opcheck(back, (kind, dy, *plain, needs, *none, *options))
-    if kind == "layer_norm":
-        torch.library.opcheck(back, (kind, dy, *plain, needs, None, None, torch.zeros(40), *options))
+@pytest.mark.parametrize("kind", SINGLE)
+def test_operators_with_a_gradient_keep_the_rules(kind):
+    operator, back = (getattr(torch.ops.isogemm, name).default for name in (kind, f"{kind}_backward"))
+    count, places = len(signature(kind).operands), summed(kind)
+    plain, options, none = SINGLE[kind][:count], SINGLE[kind][count:], [None] * len(places)
+    needs = [t is not None and (i == 0 or kind not in ("rope", "embedding")) for i, t in enumerate(plain)]
+    leaves = [t.clone().requires_grad_() if need else t for t, need in zip(plain, needs, strict=True)]
+    torch.library.opcheck(operator, (*leaves, *none, *options))
+    dy = torch.ones_like(operator(*plain, *none, *options))
+    torch.library.opcheck(back, (dy, *plain, *none, needs, *options))
+    buffers = [None if plain[i] is None else torch.zeros(plain[i].shape) for i in places]
+    torch.library.opcheck(back, (dy, *plain, *buffers, needs, *options))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_buffer_of_what_is_no_sum_over_rows_is_left_alone(backend):
+    parameter = torch.nn.Parameter(X.clone())
+    parameter.main_grad = torch.full(X.shape, 7.0)
+    torch.compile(lambda: reductions.softmax(parameter).square().sum(), fullgraph=True, backend=backend)().backward()
+    compiled, parameter.grad = parameter.grad, None
+    reductions.softmax(parameter).square().sum().backward()
+    assert torch.equal(compiled, parameter.grad)
+    assert (parameter.main_grad == 7).all()
+
+
+def test_a_compilers_graph_has_operators_without_gradients():
+    seen: set[str] = set()
+
+    def graph(module: Any, inputs: Any) -> Any:
+        seen.update(str(node.target) for node in module.graph.nodes if "isogemm" in str(node.target))
+        return make_boxed_func(module.forward)
+
+    x, w = X.clone().requires_grad_(), X[0].clone().requires_grad_()
+    backend = aot_autograd(fw_compiler=graph, bw_compiler=graph)
+    call = torch.compile(lambda: linear(reductions.rms_norm(x, w), X), fullgraph=True, backend=backend)
+    call().sum().backward()
+    names = "rms_norm_forward", "linear_forward", "product_forward"  # one that writes has torch's wrapper around it
+    assert seen == {f"isogemm.{name}.default" for name in names}

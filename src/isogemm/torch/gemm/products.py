@@ -384,6 +384,16 @@ def _linear(x: Tensor, w: Tensor, bias: Tensor | None, contract: str, order: str
     return linear(x, w, bias, contract, out_dtype)
 
 
+def _forward_product(*given: Any) -> Tensor:
+    found: Tensor = product_forward_op(*given[:6], given[7])
+    return found
+
+
+def _forward_linear(*given: Any) -> Tensor:
+    found: Tensor = linear_forward_op(*given[:4], given[5])
+    return found
+
+
 _OPTIONS = 'str contract="", str grad_order="leaf4096", ScalarType? out_dtype=None'
 _MM = f"(Tensor a, Tensor b, float alpha=1.0, {_OPTIONS}) -> Tensor"
 _ADDMM = f"(Tensor c, Tensor a, Tensor b, float alpha=1.0, float beta=1.0, {_OPTIONS}) -> Tensor"
@@ -396,17 +406,21 @@ mm_op, bmm_op = (
         name, _MM, _without_c(_product), _without_c(_fake_product),
         setup=lambda ctx, inputs, output: _setup_product(ctx, (None, *inputs[:3], 0.0, *inputs[3:]), output),
         backward=lambda ctx, dy: (*_factors_back(ctx, dy, ctx.needs_input_grad[:2]), *[None] * 4),
+        forward=_without_c(_forward_product),
         vmap=lambda info, dims, a, b, alpha, *rest: _stacked(info, (None, *dims), None, a, b, alpha, 0.0, *rest),
     )
     for name in ("mm", "bmm")
 )  # fmt: skip
 addmm_op, baddbmm_op = (
-    define(name, _ADDMM, _product, _fake_product, setup=_setup_product, backward=_product_back, vmap=_stacked)
+    define(
+        name, _ADDMM, _product, _fake_product,
+        setup=_setup_product, backward=_product_back, forward=_forward_product, vmap=_stacked,
+    )
     for name in ("addmm", "baddbmm")
-)
+)  # fmt: skip
 linear_op = define(
     "linear", f"{_LINEAR} -> Tensor", _linear, _fake_linear,
-    setup=_setup_linear, backward=_linear_back, vmap=_stacked_linear,
+    setup=_setup_linear, backward=_linear_back, forward=_forward_linear, vmap=_stacked_linear,
 )  # fmt: skip
 grouped_op = define(
     "grouped", _LISTS, lambda a, b, contract, order, out_dtype: grouped(a, b, contract, out_dtype), _fake_grouped,
@@ -430,11 +444,11 @@ linear_forward_op = define_forward(
 
 call_product = Operator(
     "Product", slice(3), _product, _by_operator,
-    lambda *given: product_forward_op(*given[:6], given[7]), _setup_product, _product_back,
+    _forward_product, _setup_product, _product_back,
 )  # fmt: skip
 call_linear = Operator(
     "Linear", slice(3), _linear, linear_op,
-    lambda *given: linear_forward_op(*given[:4], given[5]), _setup_linear, _linear_back,
+    _forward_linear, _setup_linear, _linear_back,
 )  # fmt: skip
 _call_grouped = Operator(
     "Grouped", slice(3, None),

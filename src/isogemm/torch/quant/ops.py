@@ -192,11 +192,17 @@ def _vmap(name: str) -> Any:
     return rule
 
 
+def _without_gradient(*given: Any) -> Tensor:
+    found: Tensor = linear_forward_op(*_without_order(given))
+    return found
+
+
 _X = "Tensor x, Tensor blocks, Tensor? bias, str format, int n, int k, str contract, str activations"
 linear_op = define(
     "quantized_linear", f"({_X}, str grad_order, ScalarType? out_dtype) -> Tensor",
     lambda *given: _forward(*_without_order(given)), _fake_linear,
-    setup=_setup, backward=_backward, vmap=_vmap("quantized_linear"),
+    setup=_setup, backward=_backward, forward=_without_gradient,
+    vmap=_vmap("quantized_linear"),
 )  # fmt: skip
 linear_forward_op = define_forward(
     "quantized_linear", f"({_X}, ScalarType? out_dtype) -> Tensor", {"CompositeExplicitAutograd": _forward},
@@ -209,7 +215,7 @@ weight_op = define(
 
 call_blocks = Operator(
     "QuantizedLinear", slice(3), lambda *given: _forward(*_without_order(given)), linear_op,
-    lambda *given: linear_forward_op(*_without_order(given)), _setup, _backward,
+    _without_gradient, _setup, _backward,
 )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ def signature(kind: str) -> Signature:
     Raises OptionError: there is no such operation, or it has more operands or another option than a call can hand on.
     """
     if kind == "embedding":
-        return Signature((RowOperand("weight"), RowOperand("ids")), "", False, 0)
+        return Signature((RowOperand("weight"), RowOperand("ids", "class")), "", False, 0)
     if kind not in OPERATIONS:
         raise OptionError("operation along rows", limit=sorted(OPERATIONS), value=kind, nearest="rms_norm")
     operation = OPERATIONS[kind]

@@ -46,11 +46,18 @@ ROWS: dict[str, Along] = {
 }
 
 
-def schema(kind: str) -> str:
-    """The operator's, without a gradient: operands, the operation's option, ``out_dtype``."""
+def schema(kind: str) -> tuple[str, str]:
+    """Operands and options as an operator's schema has them: the operation's own option, then ``out_dtype``."""
     operands, option, *_ = signature(kind)
     named = ", ".join(f"Tensor{'?' if extent == 'row' else ''} {name}" for name, extent in operands)
-    return f"({named}{OPTION_TYPES[option]}{'' if kind == 'embedding' else ', ScalarType? out_dtype'}) -> Tensor"
+    return named, OPTION_TYPES[option] + ("" if kind == "embedding" else ", ScalarType? out_dtype")
+
+
+def summed(kind: str) -> list[int]:
+    """Operands whose gradients are sums over rows, which a buffer of a parameter may take."""
+    if kind == "embedding":
+        return [0]
+    return [i for i, (_, extent) in enumerate(signature(kind).operands) if extent == "row"]
 
 
 def fake(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from isogemm.base import seen
+from isogemm.base.seen import Seen
 
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("isogemm.backends.cuda.rows.run")
@@ -126,9 +127,10 @@ def test_gradients_that_are_lazily_negated_are_read_as_they_are(notes, monkeypat
 
 def test_sums_over_rows_read_gradients_that_are_lazily_negated(monkeypatch):
     seen = []
-    for name, place in (("_columns", 1), ("_table", 2)):
+    for owner, name, place in ((build, "columns", 1), (sums, "_table", 2)):
         keep = lambda stream, *at, place=place: seen.append(memory(at[place], 24))  # noqa: E731
-        monkeypatch.setattr(sums, name, lambda *about, keep=keep: keep)
+        monkeypatch.setattr(owner, name, lambda *about, keep=keep: keep)
+    monkeypatch.setattr(sums, "_columns", Seen(2))
     monkeypatch.setattr(sums, "current_stream", lambda device: 7)
     dy, ids = negated(3, 8), torch.arange(3)
     sums.columns(0, dy, dy, None, torch.zeros(8), start=False)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+from ....base.seen import Seen
 from ..driver.facts import current_stream
+from ..driver.kernel import Bound
 from . import build
 from .run import side
 from .sides import ABSENT
 
-_columns = lru_cache(maxsize=4096)(build.columns)
+_columns: Seen[Bound] = Seen(4096)
 _table = lru_cache(maxsize=4096)(build.table)
 
 
@@ -35,10 +37,16 @@ def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) ->
     device, dy = out.get_device(), dy.resolve_neg()  # autograd negates some gradients lazily
     at = [0 if t is None else t.data_ptr() for t in (x if term else None, dy, stats, out)]
     common = at[0] | at[1] | 128
-    left = side(x) if term else ABSENT
-    launch = _columns(term, dy.shape[:-1], n, left, side(dy), side(out), start, common & -common, device)
-    if launch is None:  # more leading dimensions than a kernel counts
-        return columns(term, x.reshape(-1, n), dy.reshape(-1, n), stats, out, start=start)
+    align = common & -common
+    left = (x.stride(), x.dtype) if term else None
+    key = (term, dy.shape, dy.stride(), dy.dtype, left, out.stride(), out.dtype, start, align, device)
+    launch = _columns.get(key)
+    if launch is None:
+        sides = side(x) if term else ABSENT, side(dy), side(out)
+        launch = build.columns(term, dy.shape[:-1], n, *sides, start, align, device)
+        if launch is None:  # more leading dimensions than a kernel counts
+            return columns(term, x.reshape(-1, n), dy.reshape(-1, n), stats, out, start=start)
+        _columns.keep(key, launch)
     launch(current_stream(device), *at)
 
 

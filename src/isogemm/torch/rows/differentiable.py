@@ -1,0 +1,137 @@
+"""Operations along rows as operators with a gradient: isogemm::rms_norm and isogemm::rms_norm_backward, and so on.
+
+Compilers and traces call them where torch records gradients, and look into neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ...errors import OptionError
+from ..operator import apart, asked_for, check_no_ddp, check_no_hooks, define, once
+from .direct import direct
+from .gradients import Grads, Recording
+from .signature import signature
+from .table import differentiated, fake, schema, summed
+
+
+def buffers_asked_for(ctx: Any, buffers: Grads, tensors: Sequence[Any]) -> Grads:
+    """Of each operand the buffer, where a backward pass goes on to its parameter."""
+    places = [sum(x is not None for x in tensors[:i]) for i in range(len(buffers))]
+    return tuple([asked_for(ctx, i, buffer) for i, buffer in zip(places, buffers, strict=True)])
+
+
+def check_constants(kind: str, needs: Sequence[bool]) -> None:
+    """Raise where the angles of a rotation want gradients."""
+    if kind == "rope" and any(needs[1:]):
+        raise OptionError("cos and sin", limit="constants", value="requires_grad=True", nearest="cos.detach()")
+
+
+class WithGradient:
+    """The operators of an operation of `ROWS` and of its gradient.
+
+    Operands come first, then buffers, of those alone that may have one (`summed`), and options last. Where a buffer
+    took a gradient, or nobody needs it, the gradient is empty: an operator that writes to its arguments has a tensor in
+    every place.
+
+    Parameters
+    ----------
+    kind : str
+    forward : operator
+        The same without a gradient.
+    """
+
+    def __init__(self, kind: str, forward: Any) -> None:
+        about = signature(kind)
+        self.kind, self.forward, self.count = kind, forward, len(about.operands)
+        self.summed = summed(kind)
+        self.end = self.count + len(self.summed)
+        # of operands that have a gradient
+        self.places = [i for i, (_, extent) in enumerate(about.operands) if extent not in ("angles", "class")]
+        names = [about.operands[i].name for i in self.summed]
+        operands, options = schema(kind)
+        read = "".join(f", Tensor? {name}_buffer" for name in names)
+        written = "".join(f", Tensor({letter}!)? {name}_buffer" for letter, name in zip("abc", names, strict=False))
+        results = "Tensor" if len(self.places) == 1 else f"({', '.join(['Tensor'] * len(self.places))})"
+        self.gradients = define(
+            f"{kind}_backward", f"(Tensor dy, {operands}{written}, bool[] needs{options}) -> {results}",
+            self._gradients, self._shown_gradients,
+        )  # fmt: skip
+        self.call = define(
+            kind, f"({operands}{read}{options}) -> Tensor", self._direct, self._shown,
+            setup=self._setup, backward=self._differentiate, forward=self._compiled,
+        )  # fmt: skip
+
+    def __call__(self, tensors: Grads, options: tuple[Any, ...]) -> Tensor:
+        """The result."""
+        buffers = self.buffers(tensors)
+        found: Tensor = self.call(*tensors, *[buffers[i] for i in self.summed], *options)
+        return found
+
+    def buffers(self, tensors: Grads) -> Grads:
+        """Of each operand the float32 buffer that takes its gradient, or None.
+
+        Raises
+        ------
+        OptionError
+            One whose parameter has hooks, or that is used inside of DistributedDataParallel.
+        """
+        found: list[Any] = [None] * self.count
+        for place in self.summed:
+            found[place] = getattr(tensors[place], "main_grad", None)
+            if found[place] is not None:
+                check_no_ddp()
+                check_no_hooks("main_grad", tensors[place])
+        return tuple(found)
+
+    def _direct(self, *given: Any) -> Tensor:
+        return direct(self.kind, given[: self.count], given[self.end :])
+
+    def _shown(self, *given: Any) -> Tensor:
+        return fake(self.kind, given[: self.count], given[self.end :])
+
+    def _compiled(self, *given: Any) -> Any:
+        return self.forward(*given[: self.count], *given[self.end :])
+
+    def _of_each(self, buffers: Sequence[Any]) -> Grads:
+        """Buffers, one for each operand."""
+        found: list[Any] = [None] * self.count
+        for place, buffer in zip(self.summed, buffers, strict=True):
+            found[place] = buffer
+        return tuple(found)
+
+    def _setup(self, ctx: Any, given: tuple[Any, ...], output: Tensor) -> None:
+        check_constants(self.kind, ctx.needs_input_grad[: self.count])
+        ctx.buffers, ctx.options = self._of_each(given[self.count : self.end]), given[self.end :]
+        ctx.save_for_backward(*given[: self.count])
+
+    def _differentiate(self, ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        tensors, needs = ctx.saved_tensors, list(ctx.needs_input_grad[: self.count])
+        asked = buffers_asked_for(ctx, ctx.buffers, tensors)
+        buffers = [buffer if need else None for buffer, need in zip(asked, needs, strict=True)]
+        found = self.gradients(dy, *tensors, *[buffers[i] for i in self.summed], needs, *ctx.options)
+        found = once(self.kind, found if isinstance(found, tuple) else (found,), dy, *tensors)
+        grads: list[Any] = [None] * (self.end + len(ctx.options))
+        for place, grad in zip(self.places, found, strict=True):
+            grads[place] = grad if needs[place] and buffers[place] is None else None
+        return tuple(grads)
+
+    def _gradients(self, dy: Tensor, *given: Any) -> Any:
+        tensors, needs = given[: self.count], tuple(given[self.end])
+        buffers, options = self._of_each(given[self.count : self.end]), given[self.end + 1 :]
+        found = differentiated(Recording(self.kind, options, buffers, needs), dy, *tensors)
+        made: list[Tensor] = []
+        for grad, need in ((found[place], needs[place]) for place in self.places):
+            made.append(apart(grad, dy, *tensors, *made) if need and grad is not None else dy.new_empty(0))
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _shown_gradients(self, dy: Tensor, *given: Any) -> Any:
+        needs, buffers = given[self.end], self._of_each(given[self.count : self.end])
+        made = [
+            given[place].new_empty(given[place].shape) if needs[place] and buffers[place] is None else dy.new_empty(0)
+            for place in self.places
+        ]
+        return made[0] if len(made) == 1 else tuple(made)

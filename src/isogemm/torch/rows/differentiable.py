@@ -1,6 +1,8 @@
-"""Operations along rows as operators with a gradient: isogemm::rms_norm and isogemm::rms_norm_backward, and so on.
+"""Operations along rows as operators with a gradient: isogemm::rms_norm, isogemm::rms_norm_backward, and so on.
 
-Compilers and traces call them where torch records gradients, and look into neither.
+Compilers and traces call them where torch records gradients, and look into none. Where a buffer takes a gradient, its
+operator is isogemm::rms_norm_backward_: a compiler copies what an operator might write to, unless it can see that
+nobody looks.
 """
 
 from __future__ import annotations
@@ -34,8 +36,7 @@ class WithGradient:
     """The operators of an operation of `ROWS` and of its gradient.
 
     Operands come first, then buffers, of those alone that may have one (`summed`), and options last. Where a buffer
-    took a gradient, or nobody needs it, the gradient is empty: an operator that writes to its arguments has a tensor in
-    every place.
+    took a gradient, or nobody needs it, the gradient is empty: an operator has a tensor in every place.
 
     Parameters
     ----------
@@ -51,15 +52,15 @@ class WithGradient:
         self.end = self.count + len(self.summed)
         # of operands that have a gradient
         self.places = [i for i, (_, extent) in enumerate(about.operands) if extent not in ("angles", "class")]
-        names = [about.operands[i].name for i in self.summed]
         operands, options = schema(kind)
-        read = "".join(f", Tensor? {name}_buffer" for name in names)
-        written = "".join(f", Tensor({letter}!)? {name}_buffer" for letter, name in zip("abc", names, strict=False))
         results = "Tensor" if len(self.places) == 1 else f"({', '.join(['Tensor'] * len(self.places))})"
-        self.gradients = define(
-            f"{kind}_backward", f"(Tensor dy, {operands}{written}, bool[] needs{options}) -> {results}",
-            self._gradients, self._shown_gradients,
-        )  # fmt: skip
+        given, rest = f"(Tensor dy, {operands}", f", bool[] needs{options}) -> {results}"
+        buffers = [f"{about.operands[i].name}_buffer" for i in self.summed]
+        read = "".join(f", Tensor? {name}" for name in buffers)
+        written = "".join(f", Tensor({letter}!)? {name}" for letter, name in zip("abc", buffers, strict=False))
+        pure, into = self._without_buffers, (self._gradients, self._shown_gradients)
+        self.gradients = define(f"{kind}_backward", f"{given}{rest}", *map(pure, into))
+        self.gradients_into: Any = define(f"{kind}_backward_", f"{given}{written}{rest}", *into) if buffers else None
         self.call = define(
             kind, f"({operands}{read}{options}) -> Tensor", self._direct, self._shown,
             setup=self._setup, backward=self._differentiate, forward=self._compiled,
@@ -112,12 +113,20 @@ class WithGradient:
         tensors, needs = ctx.saved_tensors, list(ctx.needs_input_grad[: self.count])
         asked = buffers_asked_for(ctx, ctx.buffers, tensors)
         buffers = [buffer if need else None for buffer, need in zip(asked, needs, strict=True)]
-        found = self.gradients(dy, *tensors, *[buffers[i] for i in self.summed], needs, *ctx.options)
+        taken = [buffers[i] for i in self.summed]
+        if any(buffer is not None for buffer in taken):
+            found = self.gradients_into(dy, *tensors, *taken, needs, *ctx.options)
+        else:
+            found = self.gradients(dy, *tensors, needs, *ctx.options)
         found = once(self.kind, found if isinstance(found, tuple) else (found,), dy, *tensors)
         grads: list[Any] = [None] * (self.end + len(ctx.options))
         for place, grad in zip(self.places, found, strict=True):
             grads[place] = grad if needs[place] and buffers[place] is None else None
         return tuple(grads)
+
+    def _without_buffers(self, call: Any) -> Any:
+        none = (None,) * len(self.summed)
+        return lambda dy, *given: call(dy, *given[: self.count], *none, *given[self.count :])
 
     def _gradients(self, dy: Tensor, *given: Any) -> Any:
         tensors, needs = given[: self.count], tuple(given[self.end])

@@ -204,7 +204,7 @@ def add(of: Recording, dy: Tensor, x: Tensor, y: Tensor) -> Grads:
 
 def rope(of: Recording, dy: Tensor, x: Tensor, cos: Tensor, sin: Tensor) -> Grads:
     """Turned back: the same with -sin."""
-    return direct("rope", (dy.float(), cos, -sin), (of.options[0], x.dtype)), None, None
+    return direct("rope", (dy, cos, -sin), (of.options[0], x.dtype)), None, None
 
 
 def embedding(of: Recording, dy: Tensor, weight: Tensor, ids: Tensor) -> Grads:

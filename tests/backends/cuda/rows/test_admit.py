@@ -52,7 +52,7 @@ def others() -> Iterator[Code]:
         yield Code.of("rope", "rope", types | {"NORM": 1, "TW": i % 3 - 1}, VEC=vec, DIMS=dims, **more)
     for term, vec, dims in itertools.product((0, 1, 2), (1, 0), (1, 4)):
         types = {"TERM": term, "TX": vec if term else -1, "TD": term, "TO": 0 if dims == 1 else 1}
-        yield Code.of("columns", "columns", types, VEC=vec, DIMS=dims)
+        yield Code.of("columns", "columns", types, VEC=vec, DIMS=dims, WIDE=16 if vec else 32)
     for to, dims in itertools.product((0, 1), (1, 4)):
         yield Code.of("table", "table", {"TD": 1, "TO": to}, VEC=0, DIMS=dims)
 

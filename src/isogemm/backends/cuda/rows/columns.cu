@@ -2,14 +2,12 @@
 //
 // A block has WIDE columns. Warps read ahead and leave terms of TILE rows at a time in shared memory, one warp adds them in order,
 // a column a thread. A sum takes 4.35 cycles, and up to half as much again beside other warps of its scheduler: so there are
-// none, and few columns to a block, as the readers' instructions are many. Four rows' terms of a column lie side by side, one
-// load for four sums: a warp waits for loads by six counters, too few for one each. -0 stands for rows behind the last one: it
-// changes no sum, not even -0.
+// none. Four rows' terms of a column lie side by side, one load for four sums: a warp waits for loads by six counters, too few
+// for one each. -0 stands for rows behind the last one: it changes no sum, not even -0.
 
 #include "rows/common.cu"
 
-#define WIDE 16
-#define READERS 384  // threads that read: of each four warps, which are on a scheduler each, three
+#define READERS (WIDE == 16 ? 384 : 480)  // threads that read: of each four warps, which are on a scheduler each, three
 #define EACH 4
 #define ACROSS (WIDE / 4)  // threads of a row
 #define TILE (READERS / ACROSS * EACH)
@@ -24,15 +22,18 @@ struct Terms {
   Four<TX> x[TERM ? EACH : 1];
   Four<TD> d[EACH];
   float2 stats[EACH];  // of a row: 1 / root, mean
-  // EACH rows from `first` on, of columns from c on.
+  // EACH rows from `first` on, of columns from c on. Where rows lie takes long to say: of some dimensions a thread says it of one.
   __device__ __forceinline__ void begin(const void* px, const void* pd, const float2* rows, const Place& place,
                                         const Columns& column, int first, int c, int n) {
+    const u32 last = (u32)place.rows - 1;
+    const Spot own = place.spot(min(first + threadIdx.x % EACH, last));
+    const i64 own_x = place.at(0, own), own_d = place.at(1, own);
 #pragma unroll
     for (int k = 0; k < EACH; ++k) {
-      const u32 count = (u32)place.rows, row = min(first + k, count - 1);
-      read<TD>(pd, place.at(1, row), column.d, c, n, d[k]);
+      const u32 row = min(first + k, last);
+      read<TD>(pd, DIMS == 1 ? place.at(1, row) : __shfl_sync(~0u, own_d, k, ACROSS), column.d, c, n, d[k]);
       if constexpr (TERM > 0) {
-        read<TX>(px, place.at(0, row), column.x, c, n, x[k]);
+        read<TX>(px, DIMS == 1 ? place.at(0, row) : __shfl_sync(~0u, own_x, k, ACROSS), column.x, c, n, x[k]);
         stats[k] = __ldg(rows + row);
       }
     }

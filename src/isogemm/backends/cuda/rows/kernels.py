@@ -128,7 +128,8 @@ class ColumnSums(RowsKernel):
     file = function = "columns"
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
-        return {"grid": (-(-case.n // 16),), "block": (512,), "shared": 2 * 384 * 16 * 4}
+        readers = 384 if code.wide == 16 else 480
+        return {"grid": (-(-case.n // code.wide),), "block": (readers // 3 * 4,), "shared": 2 * readers * 16 * 4}
 
     def numbers(self, code: Code, case: RowsCase) -> list[Parameter]:
         return [("i32", case.n), ("i32", int(case.start))]

@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import torch
 
 from ..errors import DeviceError, OptionError
-from ..operands.tensors import is_traced
+from ..operands.tensors import is_traced, run_as_it_is
 
 Tensor = Any  # torch is untyped to mypy
 
@@ -291,19 +291,26 @@ def _autograd_kernel(op: Any, setup: Any, backward: Any, forward: Any) -> Callab
 
     def below(*given: Any) -> Any:
         with torch._C._AutoDispatchBelowAutograd():
-            return (op if _functional() is None else forward)(*given)
+            return (forward if _compiles() else op)(*given)
 
-    function = functions(op._opname, below, setup, backward)[1]
+    transformed, function = functions(op._opname, below, setup, backward)
 
     def kernel(*given: Any) -> Any:
-        return (function.apply if is_grad_enabled() and torch._C._any_requires_grad(*given) else below)(*given)
+        if not (is_grad_enabled() and torch._C._any_requires_grad(*given)):
+            return below(*given)
+        return (transformed if _transforms() else function).apply(*given)
 
+    run_as_it_is(kernel.__code__)  # torch's dispatcher calls it, where a compiler may look for code
     return kernel
 
 
-def _functional() -> Any:
-    """The mode by which torch's compilers take gradients and writes out of what they trace, if there is one."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+def _compiles() -> bool:
+    """Whether a compiler traces what is below autograd: what it makes of it runs where no gradient is recorded.
+
+    An exported program is none: its operators have gradients, for who trains it.
+    """
+    functional = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
+    return functional is not None and not torch.compiler.is_exporting()
 
 
 def apart(result: Tensor, *others: Tensor | None) -> Tensor:

@@ -208,6 +208,34 @@ def test_torch_func():
     torch.testing.assert_close(outer, sum(gradient(w, item) for item in x))
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*functools.lru_cache", "ignore:The .grad attribute"
+)  # of torch's in its transforms
+@pytest.mark.parametrize("transform", ["grad", "vmap", "jacrev"])
+def test_compiled_torch_func(transform):
+    x, w = tensor((4, 40), seed=1), tensor((7, 40), seed=2)
+    call = {
+        "grad": torch.func.grad(lambda x: iso.linear(x, w).pow(3).sum()),
+        "vmap": torch.func.vmap(torch.func.grad(lambda x: iso.mm(x[None], w.mT).pow(3).sum())),
+        "jacrev": torch.func.jacrev(lambda x: iso.linear(x, w)),
+    }[transform]
+    torch._dynamo.reset()
+    assert_same(array(torch.compile(call, backend="aot_eager")(x)), array(call(x)))
+
+
+@pytest.mark.filterwarnings("ignore:.*treespec")  # torch's own
+def test_an_exported_program_trains():
+    layer, x = iso.Linear(40, 7), tensor((5, 40), seed=1)
+    layer(x).pow(3).sum().backward()
+    for program in (exported := torch.export.export(layer, (x,)), exported.run_decompositions()):
+        module = program.module()
+        module(x).pow(3).sum().backward()
+        got = {name: array(p.grad) for name, p in module.named_parameters()}
+        for name, p in layer.named_parameters():
+            assert_same(got[name], array(p.grad))
+        module.zero_grad()
+
+
 @pytest.mark.filterwarnings("ignore:`torch.jit.script`")  # torch's own, about its forward mode
 def test_what_is_refused_is_refused_clearly():
     a, b = tensor((5, 40)), tensor((40, 7))

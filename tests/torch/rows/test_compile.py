@@ -192,3 +192,19 @@ def test_a_compilers_graphs_have_operators_without_gradients_that_write_nothing(
     names += "rms_norm_backward", "embedding_backward"
     assert {name for name in seen if "isogemm" in name} == {f"isogemm.{name}.default" for name in names}
     assert not [name for name in seen if "functionalized" in name]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own
+@pytest.mark.parametrize("name", ["rms_norm", "silu_mul", "cross_entropy", "embedding"])
+def test_a_backward_pass_that_is_compiled_alone(name):
+    def gradients() -> list[Any]:
+        x, w = X.clone().requires_grad_(), X[0].clone().requires_grad_()
+        w.main_grad = torch.ones(40)
+        y = reductions.rms_norm(x * 1, w) if name == "rms_norm" else CASES[name](x)
+        y.sum().backward()
+        return [x.grad, w.main_grad]
+
+    want = gradients()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
+        got = gradients()
+    assert all(map(torch.equal, got, want))

@@ -110,18 +110,30 @@ class WithGradient:
         ctx.save_for_backward(*given[: self.count])
 
     def _differentiate(self, ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        tensors, needs = ctx.saved_tensors, list(ctx.needs_input_grad[: self.count])
-        asked = buffers_asked_for(ctx, ctx.buffers, tensors)
-        buffers = [buffer if need else None for buffer, need in zip(asked, needs, strict=True)]
-        taken = [buffers[i] for i in self.summed]
+        needs = ctx.needs_input_grad[: self.count]
+        found = self.back(ctx, dy, needs, ctx.buffers, ctx.options, by_operator=True)
+        return *found, *[None] * (len(self.summed) + len(ctx.options))
+
+    def back(
+        self, ctx: Any, dy: Tensor, needs: Sequence[bool], buffers: Grads, options: tuple[Any, ...], *,
+        by_operator: bool,
+    ) -> Grads:  # fmt: skip
+        """The gradient of each operand that a context saved; None where nobody needs it or a buffer took it."""
+        tensors = ctx.saved_tensors  # once: a checkpoint makes them anew
+        asked = buffers_asked_for(ctx, buffers, tensors)
+        if not by_operator:
+            of = Recording(self.kind, options, asked, tuple(needs))
+            return once(self.kind, differentiated(of, dy, *tensors), dy, *tensors)
+        asked = tuple([buffer if need else None for buffer, need in zip(asked, needs, strict=True)])
+        taken = [asked[i] for i in self.summed]
         if any(buffer is not None for buffer in taken):
-            found = self.gradients_into(dy, *tensors, *taken, needs, *ctx.options)
+            found = self.gradients_into(dy, *tensors, *taken, list(needs), *options)
         else:
-            found = self.gradients(dy, *tensors, needs, *ctx.options)
+            found = self.gradients(dy, *tensors, list(needs), *options)
         found = once(self.kind, found if isinstance(found, tuple) else (found,), dy, *tensors)
-        grads: list[Any] = [None] * (self.end + len(ctx.options))
+        grads: list[Any] = [None] * self.count
         for place, grad in zip(self.places, found, strict=True):
-            grads[place] = grad if needs[place] and buffers[place] is None else None
+            grads[place] = grad if needs[place] and asked[place] is None else None
         return tuple(grads)
 
     def _without_buffers(self, call: Any) -> Any:

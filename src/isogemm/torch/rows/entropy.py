@@ -18,7 +18,7 @@ from ...errors import LimitError, OptionError, ShapeError
 from ...operands import memory
 from ...operands.tensors import rounded
 from ..device import column
-from ..operator import Reverse, define, define_forward, once, row_way
+from ..operator import Reverse, define, define_forward, is_compiling, once, row_way
 from .signature import dtype_of, integers, on_device, on_host
 
 _FLOAT32 = torch.float32
@@ -122,7 +122,8 @@ class _CrossEntropy(Reverse):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, target, sums = ctx.saved_tensors
-        return *once("cross_entropy", [_backward(dy, x, target, sums, ctx.ignore_index)], dy, x), None, None, None
+        call = _back_operator if is_compiling() else _backward
+        return *once("cross_entropy", [call(dy, x, target, sums, ctx.ignore_index)], dy, x), None, None, None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:

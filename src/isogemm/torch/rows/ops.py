@@ -13,12 +13,12 @@ from typing import Any
 
 from torch import Tensor
 
-from ..operator import Reverse, define_forward, forward_alone, once, records, row_way
-from .differentiable import WithGradient, buffers_asked_for, check_constants
+from ..operator import Reverse, define_forward, forward_alone, is_compiling, records, row_way
+from .differentiable import WithGradient, check_constants
 from .direct import direct, fused
-from .gradients import Grads, Recording
+from .gradients import Grads
 from .signature import signature
-from .table import ROWS, differentiated, fake, schema
+from .table import ROWS, fake, schema
 
 Pair = tuple[Tensor, Tensor]
 OPERATORS: dict[str, Any] = {}  # without gradients
@@ -71,9 +71,10 @@ class _Along(Reverse):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        (kind, options, buffers), tensors = ctx.call, ctx.saved_tensors  # once: a checkpoint makes them anew
-        of = Recording(kind, options, buffers_asked_for(ctx, buffers, tensors), ctx.needs_input_grad[3:])
-        return (None, None, None, *once(kind, differentiated(of, dy, *tensors), dy, *tensors))
+        kind, options, buffers = ctx.call
+        needs = ctx.needs_input_grad[3:]
+        of = _DIFFERENTIABLE[kind]
+        return None, None, None, *of.back(ctx, dy, needs, buffers, options, by_operator=is_compiling())
 
 
 def define_row(kind: str) -> None:

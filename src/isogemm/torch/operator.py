@@ -300,7 +300,7 @@ def _autograd_kernel(op: Any, setup: Any, backward: Any, forward: Any) -> Callab
             return below(*given)
         return (transformed if _transforms() else function).apply(*given)
 
-    run_as_it_is(kernel.__code__)  # torch's dispatcher calls it, where a compiler may look for code
+    run_as_it_is(kernel.__code__)
     return kernel
 
 
@@ -348,7 +348,12 @@ def _with_defaults(op: Any, function: Any, ahead: int = 0) -> Any:
     if not any(x.has_default_value() for x in arguments):
         return function
     values = (None,) * ahead + tuple(x.default_value if x.has_default_value() else None for x in arguments)
-    return lambda *given: function(*given, *values[len(given) :])
+
+    def filled(*given: Any) -> Any:
+        return function(*given, *values[len(given) :])
+
+    run_as_it_is(filled.__code__)  # torch's dispatcher calls it, where a compiler may look for code
+    return filled
 
 
 class Reverse(torch.autograd.Function):  # type: ignore[misc]

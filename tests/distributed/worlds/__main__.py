@@ -75,6 +75,9 @@ if __name__ == "__main__":
     if "models" in wanted:
         import torch._dynamo.backends.debugging  # torch's compiler: each process would import it
         import torch._inductor.compile_fx
+    if "benchmark" in wanted:
+        import benchmarks.ranks.model
+        import benchmarks.ranks.show  # noqa: F401
     lasting = together([name for name in wanted if name not in ("broken", "benchmark")])
     waiting = CHECKS["broken"] if "broken" in wanted else []  # together: they do nothing but wait
     two = CHECKS["benchmark"] if "benchmark" in wanted else []

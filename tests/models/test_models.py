@@ -20,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 each_model = pytest.mark.parametrize(("name", "dtype"), MODELS, ids=lambda v: str(v).removeprefix("torch."))
 LOGITS = ["population", "position", "neighbours", "left-padding", "right-padding", "prefill", "decode"]
 ADDED = ["micro-batches"]
+SHORT = {"tokens": 35, "chunks": (1, 7, 16)}  # half the steps of an audit whose prompts are as long as usual
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +53,9 @@ def test_logits_keep_their_bits_converted(name, dtype):
 @each_model
 def test_logits_keep_their_bits_inside_invariant(name, dtype):
     isogemm.set_num_threads(1)  # `converted` has a pool; others need the cores that its threads wait on
-    report = isogemm.audit.model(causal(name, dtype), mode="invariant", relations=LOGITS)
+    report = isogemm.audit.model(causal(name, dtype), mode="invariant", relations=LOGITS, **SHORT)
     assert not broken(report, "invariant")
-    assert report.providers["invariant"].cases == 27
+    assert report.providers["invariant"].cases == 26
 
 
 @each_model

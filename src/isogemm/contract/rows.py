@@ -58,12 +58,20 @@ LOG_TERMS = tuple(f32(c) for c in (
 
 def _fma(x: Any, y: Any, z: Any) -> Row:
     """x * y + z for each element, rounded once."""
-    shape = np.broadcast_shapes(*map(np.shape, (x, y, z)))
+    given = [np.asarray(a, np.float32) for a in (x, y, z)]
+    shape = np.broadcast(*given).shape
     out = np.empty(shape, np.float32)
-    arithmetic.fma_elements(
-        *(np.array(np.broadcast_to(a, shape), np.float32).reshape(-1) for a in (x, y, z)), out.reshape(-1)
-    )
+    arithmetic.fma_elements(*(_spread(a, shape).reshape(-1) for a in given), out.reshape(-1))
     return out
+
+
+def _spread(x: Row, shape: tuple[int, ...]) -> Row:
+    """x itself where it is such an array already, in order and of the kind that `arithmetic` is compiled for."""
+    if x.shape == shape and x.flags.carray:
+        return x
+    full = np.empty(shape, np.float32)
+    full[...] = x
+    return full
 
 
 def _horner(terms: Sequence[np.float32], x: Row) -> Row:

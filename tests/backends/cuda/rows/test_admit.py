@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from tests.backends.cuda.rows.host_rows import HostKernel
 from tests.planner.fakes import FakeMachine
 
 from isogemm.backends.cuda.driver import machine
-from isogemm.backends.cuda.rows import build
+from isogemm.backends.cuda.rows import build, trial
 from isogemm.backends.cuda.rows.code import Code
 from isogemm.backends.cuda.rows.kernels import KERNELS
 from isogemm.backends.cuda.rows.sides import ABSENT, Side
@@ -55,6 +56,22 @@ def others() -> Iterator[Code]:
         yield Code.of("columns", "columns", types, VEC=vec, DIMS=dims, WIDE=16 if vec else 32)
     for to, dims in itertools.product((0, 1), (1, 4)):
         yield Code.of("table", "table", {"TD": 1, "TO": to}, VEC=0, DIMS=dims)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def rows_are_drawn_once() -> Iterator[None]:
+    """Trials of all kernels draw the same few rows; nobody may write into them."""
+    draw = trial._drawn
+
+    @cache
+    def drawn(*which: Any) -> np.ndarray:
+        made = draw(*which)
+        made.flags.writeable = False
+        return made
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "_drawn", drawn)
+        yield
 
 
 class Host:

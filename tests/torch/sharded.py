@@ -69,10 +69,12 @@ def refused(made):
     return False
 
 
-def check(rank, file):
+WAYS = ((True, contextlib.nullcontext), (False, igt.invariant))
+
+
+def check(rank, file, wanted):
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
-    for convert, scope in ((True, contextlib.nullcontext), (False, igt.invariant)):
-        want = train(model(convert), scope)
+    for (convert, scope), want in zip(WAYS, wanted, strict=True):
         for shard in (fsdp2, fsdp1):
             found = train(shard(model(convert)), scope)
             line = f"{shard.__name__}, {'converted' if convert else 'in a scope'}, rank {rank}: {found == want}\n"
@@ -83,7 +85,8 @@ def check(rank, file):
 
 torch.set_num_threads(1)
 isogemm.set_num_threads(1)
-child = os.fork()  # what was imported is imported in both; no thread has begun
-check(int(child == 0), sys.argv[1])
+wanted = [train(model(convert), scope) for convert, scope in WAYS]
+child = os.fork()  # what was imported and loaded is there in both; no thread has begun
+check(int(child == 0), sys.argv[1], wanted)
 if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))

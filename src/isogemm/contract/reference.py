@@ -29,7 +29,7 @@ _FLOATS = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
 _LEGAL = "float32, bfloat16 or float16"
 _NAN: dict[int, np.unsignedinteger[Any]] = {4: np.uint32(0x7FFFFFFF), 2: np.uint16(0x7FFF)}
 _ZERO_EXPONENT = -1024  # a product with a zero operand has no exponent: it never is the largest
-_GRAIN = 1 << 18  # multiply-adds below which a second thread costs more than it saves
+_GRAIN = 1 << 20  # multiply-adds below which a second thread costs more than it saves
 
 
 def evaluate(

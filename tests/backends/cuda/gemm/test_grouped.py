@@ -43,20 +43,19 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_every_kernel_compiles_without_spills_or_waits(kernels: Kernels, case):
-    configs = FAMILY.configs(case)
-    for config in configs:
+def test_every_kernel_compiles_without_spills_or_waits(kernels: Kernels):
+    asked = [(name, case, config) for name, case in CASES.items() for config in FAMILY.configs(case)]
+    for _, case, config in asked:
         FAMILY.bind(case, config, 0)  # and its parameters are those of the code
-    for config, kernel in zip(configs, kernels.loaded, strict=True):
-        c = HopperConfig.parse(config)
+    for (name, case, config), kernel in zip(asked, kernels.loaded, strict=True):
+        c, where = HopperConfig.parse(config), f"{name} {config}"
         assert c is not None
         totals = 4 * c.accumulators if case.accumulate or case.contract.order.kind == "leaf" else 0
-        assert kernel.resources["REG"] * c.threads <= 65536
-        assert kernel.resources["STACK"] <= totals
-        assert kernel.machine_counts("HGMMA") == (4 * c.depth // 64 * c.blocks,)
+        assert kernel.resources["REG"] * c.threads <= 65536, where
+        assert kernel.resources["STACK"] <= totals, where
+        assert kernel.machine_counts("HGMMA") == (4 * c.depth // 64 * c.blocks,), where
         # One wait a stage and one a walk: a compiler that copies sums in flight adds others, and a last stage is lost.
-        assert sum(line.startswith("WARPGROUP.DEPBAR") for line in kernel.machine_code) == 2
+        assert sum(line.startswith("WARPGROUP.DEPBAR") for line in kernel.machine_code) == 2, where
 
 
 @pytest.mark.parametrize("mean", [1, 12, 13, 100, 300, 5000])

@@ -12,7 +12,7 @@ from tests.backends.cuda.gemm.test_kernels_compile import begun, full, pose
 from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig, geometry, levels_of, quads_of
 from isogemm.backends.cuda.gemm.leaves.family import MOST, walks
-from isogemm.problem.product import Strides
+from isogemm.problem.product import Product, Strides
 
 __all__ = ["kernels"]  # the fixture
 
@@ -71,54 +71,64 @@ def test_what_is_left_to_others(product) -> None:
     assert not LEAVES.supports(product, "128x128x64 s4")
 
 
-@pytest.mark.parametrize(
-    ("product", "names", "sums"),
-    [
-        (full(pose(contract="tensor_core:sm90/tree8", m=64, n=1000, k=5000)), ["hopper", "hopper", "meet"], 7),
-        (full(pose("NN", contract="tensor_core:sm90/tree4", m=5, n=72)), ["hopper", "meet"], 3),
-        (begun(pose(contract="tensor_core:sm90/leaf256", out="float32")), ["hopper", "meet"], 8),
-        (full(pose(dtype="float32", contract="fma/tree8", k=4096, m=4, n=64)), ["sgemm", "meet"], 7),
-    ],
-)
-def test_sums_meet_one_rounding_at_a_time(kernels: Kernels, product, names, sums) -> None:
-    made = kernels.build("leaves", LEAVES.configs(product)[0], product)
-    assert [kernel.name for kernel in made] == names
-    added, fused = made[-1].machine_counts("FADD", "FFMA")
-    # Of four values each; beta * C and the bias are two more, and every way to store has its own.
-    assert added >= 4 * (sums + (product.c is not None and not product.accumulate) + (product.dtype_bias is not None))
-    assert fused == 0
-    assert all(kernel.spilled == 0 for kernel in made)
+MEETING = [
+    (full(pose(contract="tensor_core:sm90/tree8", m=64, n=1000, k=5000)), ["hopper", "hopper", "meet"], 7),
+    (full(pose("NN", contract="tensor_core:sm90/tree4", m=5, n=72)), ["hopper", "meet"], 3),
+    (begun(pose(contract="tensor_core:sm90/leaf256", out="float32")), ["hopper", "meet"], 8),
+    (full(pose(dtype="float32", contract="fma/tree8", k=4096, m=4, n=64)), ["sgemm", "meet"], 7),
+]
+
+
+def test_sums_meet_one_rounding_at_a_time(kernels: Kernels) -> None:
+    built = [kernels.build("leaves", LEAVES.configs(product)[0], product) for product, _, _ in MEETING]
+    for (product, names, sums), made in zip(MEETING, built, strict=True):
+        assert [kernel.name for kernel in made] == names
+        added, fused = made[-1].machine_counts("FADD", "FFMA")
+        # Of four values each; beta * C and the bias are two more, and every way to store has its own.
+        scaled, biased = product.c is not None and not product.accumulate, product.dtype_bias is not None
+        assert added >= 4 * (sums + scaled + biased), product
+        assert fused == 0, product
+        assert all(kernel.spilled == 0 for kernel in made), product
+
+
+WALKED = [
+    ("tree2", "128x192x64 s5"),
+    ("tree4", "128x128x64 s7"),
+    ("tree8", "128x128x64 s7"),
+    ("tree8", "128x128x64 s5"),
+    ("tree8", "w64x16x256 s5"),
+    ("tree16", "64x128x64 s4 pp"),
+]
+
+
+def tree(order: str, k: int = 4096) -> Product:
+    return pose(contract=f"tensor_core:sm90/{order}", m=256, k=k)
 
 
 @pytest.mark.parametrize(
-    ("order", "k", "config", "served"),
+    ("order", "k", "config"),
     [
-        ("tree2", 4096, "128x192x64 s5", True),
-        ("tree4", 4096, "128x128x64 s7", True),
-        ("tree8", 4096, "128x128x64 s7", True),
-        ("tree8", 4096, "128x128x64 s5", True),
-        ("tree8", 4096, "w64x16x256 s5", True),
-        ("tree16", 4096, "64x128x64 s4 pp", True),
-        ("tree8", 1024, "w64x16x256 s5", False),  # a leaf ends within a stage
-        ("tree8", 4096 + 16, "128x128x64 s5", False),  # leaves of two lengths
-        ("tree8", 4096, "128x192x64 s5", False),  # three sums that registers do not hold
+        ("tree8", 1024, "w64x16x256 s5"),  # a leaf ends within a stage
+        ("tree8", 4096 + 16, "128x128x64 s5"),  # leaves of two lengths
+        ("tree8", 4096, "128x192x64 s5"),  # three sums that registers do not hold
     ],
 )
-def test_a_tree_in_one_walk(kernels: Kernels, order: str, k: int, config: str, served: bool) -> None:
-    product = pose(contract=f"tensor_core:sm90/{order}", m=256, k=k)
-    assert FAMILIES.found["hopper"].supports(product, config) == served
-    if not served:
-        return
-    (kernel,) = kernels.build("hopper", config, product)
-    parsed = HopperConfig.parse(config)
-    quads, levels, near = quads_of(product), levels_of(product), geometry(product, parsed).inside(product)
-    added, fused, read, written, waits = kernel.machine_counts("FADD", "FFMA", "LDG", "STG", "WARPGROUP")
-    assert kernel.spilled == fused == 0
-    # Three times two meet in a quad, once at each level above; a pair is a total that both leaves are added to.
-    assert added == parsed.accumulators * (3 + levels if quads else 1)
-    assert (read, written >= read) == ((levels - near) * parsed.accumulators // 4, True)
-    # No instruction waits for the one before: those that do have a fence and a wait each.
-    assert waits <= kernel.machine_counts("HGMMA")[0]
+def test_trees_that_no_walk_takes_at_once(order: str, k: int, config: str) -> None:
+    assert not FAMILIES.found["hopper"].supports(tree(order, k), config)
+
+
+def test_a_tree_in_one_walk(kernels: Kernels) -> None:
+    made = [kernels.build("hopper", config, tree(order)) for order, config in WALKED]
+    for (order, config), (kernel,) in zip(WALKED, made, strict=True):
+        product, parsed, where = tree(order), HopperConfig.parse(config), f"{order} {config}"
+        quads, levels, near = quads_of(product), levels_of(product), geometry(product, parsed).inside(product)
+        added, fused, read, written, waits = kernel.machine_counts("FADD", "FFMA", "LDG", "STG", "WARPGROUP")
+        assert kernel.spilled == fused == 0, where
+        # Three times two meet in a quad, once at each level above; a pair is a total that both leaves are added to.
+        assert added == parsed.accumulators * (3 + levels if quads else 1), where
+        assert (read, written >= read) == ((levels - near) * parsed.accumulators // 4, True), where
+        # No instruction waits for the one before: those that do have a fence and a wait each.
+        assert waits <= kernel.machine_counts("HGMMA")[0], where
 
 
 def test_a_tree_of_few_tiles_is_walked_leaf_by_leaf_at_once(monkeypatch) -> None:

@@ -109,23 +109,25 @@ def test_what_is_served_and_what_of_it_is_copied(product: Product, served: bool,
     assert (found is not None and found.copy is not None) == copied
 
 
-@pytest.mark.parametrize("layout", ["NT", "NN", "TN", "TT"])
-@pytest.mark.parametrize(("m", "k"), [(9, 1001), (65, 1002)])
-def test_every_configuration_that_is_offered_stays_in_registers(kernels: Kernels, layout: str, m: int, k: int) -> None:
-    product = pose(m, 1003, k, layout)
-    for config in FAMILY.configs(product)[:3]:
-        multiply, copy = kernels.build("unaligned", config, product)
+def test_every_configuration_that_is_offered_stays_in_registers(kernels: Kernels) -> None:
+    products = [pose(m, 1003, k, layout) for (m, k), layout in every(((9, 1001), (65, 1002)), ("NT", "NN", "TN", "TT"))]
+    asked = [(product, config) for product in products for config in FAMILY.configs(product)[:3]]
+    made = [kernels.build("unaligned", config, product) for product, config in asked]
+    for (product, config), (multiply, copy) in zip(asked, made, strict=True):
         assert (copy.name, multiply.name) == ("pad", "unaligned")
-        assert copy.spilled == multiply.spilled == 0
-        assert multiply.machine_counts("HGMMA")[0] == 2 * 4 * int(config.split()[0].split("x")[2]) // 64
+        assert copy.spilled == multiply.spilled == 0, (product, config)
+        products_made = 2 * 4 * int(config.split()[0].split("x")[2]) // 64
+        assert multiply.machine_counts("HGMMA")[0] == products_made, (product, config)
 
 
-@pytest.mark.parametrize(("k", "gap", "shifted"), [(1001, 0, True), (1002, 0, False), (1000, 1, True)])
-def test_words_are_shifted_where_lines_begin_at_odd_elements(kernels: Kernels, k: int, gap: int, shifted: bool) -> None:
+def test_words_are_shifted_where_lines_begin_at_odd_elements(kernels: Kernels) -> None:
     """Two words are read for one where a line can begin in the middle of one, and the walk reads no others."""
-    multiply, _ = kernels.build("unaligned", "64x16x128", pose(9, 1003, k, gap=gap))
-    words, _ = multiply.machine_counts("LDS", "HGMMA")
-    assert 4 * 16 * (1 + shifted) <= words <= 5 * 16 * (1 + shifted)  # two stages' and the first of a tile
+    cases = [(1001, 0, True), (1002, 0, False), (1000, 1, True)]
+    made = [kernels.build("unaligned", "64x16x128", pose(9, 1003, k, gap=gap)) for k, gap, _ in cases]
+    for (k, gap, shifted), (multiply, _) in zip(cases, made, strict=True):
+        (words,) = multiply.machine_counts("LDS")
+        # Two stages' and the first of a tile.
+        assert 4 * 16 * (1 + shifted) <= words <= 5 * 16 * (1 + shifted), (k, gap)
 
 
 @pytest.mark.gpu

@@ -59,6 +59,11 @@ FIRST = (
     "torch/quant/test_linear.py",
     "torch/test_storage.py",
     "benchmarks/test_quant_gpu.py",
+    "models/test_training.py",
+    "torch/quant/test_checkpoint.py",
+    "torch/model/test_layers_main_grad.py",
+    "torch/rows/test_compile.py",
+    "torch/routing/test_elementwise.py",
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -208,3 +209,17 @@ def test_a_backward_pass_that_is_compiled_alone(name):
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager", fullgraph=True)):
         got = gradients()
     assert all(map(torch.equal, got, want))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("name", ["softmax", "add_rms_norm", "cross_entropy"])
+def test_a_dtype_has_any_name_in_compiled_code(name, grad):
+    x, target = X.clone().requires_grad_(grad), torch.arange(6)
+    more = {"softmax": (), "add_rms_norm": (X,), "cross_entropy": (target,)}[name]
+    for dtype in ("bfloat16", np.float16, torch.float16):
+        torch._dynamo.reset()
+        call = lambda x, dtype=dtype: getattr(reductions, name)(x, *more, out_dtype=dtype)  # noqa: E731
+        got, want = torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x)
+        for a, b in zip(got, want, strict=True):
+            assert a.dtype is b.dtype
+            assert torch.equal(a, b)

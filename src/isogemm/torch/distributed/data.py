@@ -128,12 +128,10 @@ class GradientTree:
             if name not in found and p.grad is not None:
                 found[name] = p.grad.float()
             p.grad = None
-        for _, p in self.model.named_parameters():
-            if getattr(p, "main_grad", None) is not None:
-                clear(p.main_grad)
+        buffers = [getattr(p, "main_grad", None) for p in self.model.parameters()]
         for child in self.model.modules():
-            for buffer in (getattr(child, "main_grads", None) or {}).values():
-                clear(buffer)
+            buffers.extend((getattr(child, "main_grads", None) or {}).values())
+        clear([buffer for buffer in buffers if buffer is not None])
         return found
 
 

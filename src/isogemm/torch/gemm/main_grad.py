@@ -69,29 +69,30 @@ def use_main_grad(module: Any) -> list[str]:
             )  # fmt: skip
     if not _watching:  # steps that trainers make read ``.grad`` alone
         _watching.append(optimizers.register_optimizer_step_pre_hook(_check_step))
+    kept = []
     for name, parameter, uses in uses_of:
         before = getattr(parameter, "main_grad", None)
         for layer, key, first in uses:
             own = dict(layer.main_grads or {})
             known = own.pop(key, None)
-            buffer = _emptied(before if first or before is None else known, layer, key)
+            buffer = before if first or before is None else known
+            if _fits(buffer, layer._parameters[key]):  # recorded graphs may have it
+                kept.append(buffer)
+            else:
+                buffer = layer.zeros(key)
             if first:
                 parameter.main_grad = buffer
             else:
                 own[key] = buffer
             layer.main_grads = own or None
         found.append(name)
+    clear(kept)
     return found
 
 
-def _emptied(known: Any, layer: Any, key: str) -> Tensor:
-    """A buffer of zeros: the one of before, where it fits, which recorded graphs have; else another one."""
-    like: Tensor = layer._parameters[key]
-    if known is not None and (known.shape, known.device, known.dtype) == (like.shape, like.device, torch.float32):
-        clear(known)
-        return known
-    made: Tensor = layer.zeros(key)
-    return made
+def _fits(known: Any, like: Tensor) -> bool:
+    """Whether a buffer may take the gradient of a parameter."""
+    return known is not None and (known.shape, known.device, known.dtype) == (like.shape, like.device, torch.float32)
 
 
 def main_grads(module: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
@@ -143,9 +144,7 @@ def collect_main_grad(module: Any, *, zero: bool = True) -> list[str]:
     if not found:
         raise OptionError("main_grad", limit="layers with buffers", value="none", nearest="use_main_grad(module)")
     if zero:
-        for _, parameter, uses in _uses(module):
-            for buffer in _buffers(parameter, uses):
-                clear(buffer)
+        clear([buffer for _, parameter, uses in _uses(module) for buffer in _buffers(parameter, uses)])
     return found
 
 

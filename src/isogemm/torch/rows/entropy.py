@@ -34,7 +34,7 @@ def cross_entropy(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> Ten
     if not -_INTS <= ignore_index < _INTS:
         nearest = min(max(ignore_index, -_INTS), _INTS - 1)
         raise OptionError("ignore_index", limit="-2**63 to 2**63 - 1", value=ignore_index, nearest=nearest)
-    given = x, target, ignore_index, out_dtype
+    given = x, target, ignore_index, None if out_dtype is None else dtype_of(None, out_dtype)
     way = row_way("cross_entropy", (x, target))
     if way == "graph":
         found: Tensor = _CrossEntropy.apply(*given)

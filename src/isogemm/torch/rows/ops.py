@@ -17,7 +17,7 @@ from ..operator import Reverse, define_forward, forward_alone, is_compiling, rec
 from .differentiable import WithGradient, check_constants
 from .direct import direct, fused
 from .gradients import Grads
-from .signature import signature
+from .signature import dtype_of, signature
 from .table import ROWS, fake, schema
 
 Pair = tuple[Tensor, Tensor]
@@ -35,10 +35,16 @@ def along(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tens
         return direct(kind, tensors, options)
     if way == "graph":
         return _Along.apply(kind, options, _DIFFERENTIABLE[kind].buffers(tensors), *tensors)
+    options = _as_operators_take(options)
     if way == "forward":
         found: Tensor = OPERATORS[kind](*tensors, *options)
         return found
     return _DIFFERENTIABLE[kind](tensors, options)
+
+
+def _as_operators_take(options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``out_dtype``, the last, as one of torch's."""
+    return options if not options or options[-1] is None else (*options[:-1], dtype_of(None, options[-1]))
 
 
 def together(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Pair:
@@ -47,7 +53,9 @@ def together(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> P
         found: Pair | None = fused(kind, tensors, options)
         if found is not None:
             return found
-    made: Pair = OPERATORS[kind](*tensors, *options) if forward_alone() else FUSED[kind](along, tensors, options)
+    if not forward_alone():
+        return FUSED[kind](along, tensors, options)
+    made: Pair = OPERATORS[kind](*tensors, *_as_operators_take(options))
     return made
 
 

@@ -127,10 +127,10 @@ def test_gradients_that_are_lazily_negated_are_read_as_they_are(notes, monkeypat
 
 def test_sums_over_rows_read_gradients_that_are_lazily_negated(monkeypatch):
     seen = []
-    for owner, name, place in ((build, "columns", 1), (sums, "_table", 2)):
+    for name, place in (("columns", 1), ("table", 2)):
         keep = lambda stream, *at, place=place: seen.append(memory(at[place], 24))  # noqa: E731
-        monkeypatch.setattr(owner, name, lambda *about, keep=keep: keep)
-    monkeypatch.setattr(sums, "_columns", Seen(2))
+        monkeypatch.setattr(build, name, lambda *about, keep=keep: keep)
+        monkeypatch.setattr(sums, f"_{name}", Seen(2))
     monkeypatch.setattr(sums, "current_stream", lambda device: 7)
     dy, ids = negated(3, 8), torch.arange(3)
     sums.columns(0, dy, dy, None, torch.zeros(8), start=False)
@@ -142,7 +142,7 @@ def test_the_kernel_knows_how_many_rows_a_table_has(monkeypatch):
     """An id that is none of them would be another's memory."""
     cases = []
     monkeypatch.setattr(build, "serve", lambda function, case, device: lambda stream, *at: cases.append(case))
-    monkeypatch.setattr(sums, "_table", build.table)
+    monkeypatch.setattr(sums, "_table", Seen(2))
     monkeypatch.setattr(sums, "current_stream", lambda device: 7)
     out = torch.zeros(7, 16)[:5, ::2]
     sums.table(torch.arange(3), torch.arange(3), torch.ones(3, 8), out, start=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 from ....base.seen import Seen
@@ -13,7 +12,7 @@ from .run import side
 from .sides import ABSENT
 
 _columns: Seen[Bound] = Seen(4096)
-_table = lru_cache(maxsize=4096)(build.table)
+_table: Seen[Bound] = Seen(4096)
 
 
 def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) -> None:
@@ -65,7 +64,11 @@ def table(ids: Any, order: Any, dy: Any, out: Any, *, start: bool) -> None:
         Then `out` is float32.
     """
     n, device, dy = out.shape[1], out.get_device(), dy.resolve_neg()
-    launch = _table(dy.shape[:-1], n, side(dy), side(out), out.shape[0], start, device)
+    key = (dy.shape, dy.stride(), dy.dtype, out.shape, out.stride(), out.dtype, start, device)
+    launch = _table.get(key)
     if launch is None:
-        return table(ids, order, dy.reshape(-1, n), out, start=start)
+        launch = build.table(dy.shape[:-1], n, side(dy), side(out), out.shape[0], start, device)
+        if launch is None:
+            return table(ids, order, dy.reshape(-1, n), out, start=start)
+        _table.keep(key, launch)
     launch(current_stream(device), ids.data_ptr(), order.data_ptr(), dy.data_ptr(), out.data_ptr())

@@ -223,3 +223,13 @@ def test_a_dtype_has_any_name_in_compiled_code(name, grad):
         for a, b in zip(got, want, strict=True):
             assert a.dtype is b.dtype
             assert torch.equal(a, b)
+
+
+def test_tables_of_angles_are_part_of_a_graph():
+    def call(x: Any) -> Any:
+        return reductions.rope(x, *reductions.rope_tables(torch.arange(len(x)), 40, theta=500.0))
+
+    x = X.clone().requires_grad_()
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(x), call(x))
+    torch.library.opcheck(torch.ops.isogemm.rope_tables_forward.default, (torch.tensor([[3], [0]]), 8, 1e4))
+    assert reductions.rope_tables(torch.zeros(0, dtype=torch.int32), 8)[0].shape == (0, 4)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...base import arguments
 from ...errors import OptionError, ShapeError
+from ..operator import define_forward, watched
 from .ops import along, together
 from .signature import integers
 
@@ -143,12 +144,29 @@ def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tens
         raise ShapeError("n", limit="an even number", value=n, nearest=max(0, n + 1))
     if not 0 < theta < math.inf:
         raise OptionError("theta", limit="a positive number", value=theta, nearest=10000.0)
+    positions = integers("positions", positions, torch.device("cpu"))
+    call = _tables if watched(positions) == "direct" else _tables_operator
+    found: tuple[Tensor, Tensor] = call(positions, n, theta)
+    return found
+
+
+def _tables(positions: Tensor, n: int, theta: float) -> tuple[Tensor, Tensor]:
     frequencies = [theta ** (-2.0 * j / n) for j in range(n // 2)]
     known: dict[int, list[list[float]]] = {}
-    for p in integers("positions", positions, torch.device("cpu")).reshape(-1).tolist():
+    for p in (flat := positions.reshape(-1).tolist()):
         if p not in known:
             known[p] = [[f(p * w) for w in frequencies] for f in (math.cos, math.sin)]
-    wanted = [known[p] for p in positions.reshape(-1).tolist()]
     shape = (*positions.shape, n // 2)
-    cos, sin = (torch.tensor([w[i] for w in wanted], dtype=torch.float32).reshape(shape) for i in (0, 1))
+    cos, sin = (torch.tensor([known[p][i] for p in flat], dtype=torch.float32).reshape(shape) for i in (0, 1))
     return cos, sin
+
+
+def _shown_tables(positions: Tensor, n: int, theta: float) -> tuple[Tensor, Tensor]:
+    shape = (*positions.shape, n // 2)
+    return positions.new_empty(shape, dtype=torch.float32), positions.new_empty(shape, dtype=torch.float32)
+
+
+# Angles are the C library's, which a compiler has none of.
+_tables_operator = define_forward(
+    "rope_tables", "(Tensor positions, int n, float theta) -> (Tensor, Tensor)", {"CPU": _tables}, _shown_tables
+)

@@ -70,7 +70,7 @@ def holds(model):
         batch, alone = model(ids).logits, model(ids[3:4]).logits
         assert same(batch[3:4], alone)
         assert same(pieces(model, ids[3:4], [9, 6, 4]), alone)
-        assert same(pieces(model, ids[3:4], [9] + [1] * 10), alone)
+        assert same(pieces(model, ids[3:4], [15] + [1] * 4), alone)
     return batch
 
 
@@ -252,8 +252,7 @@ def test_copies_and_half_weights():
         iso.convert(build("GraniteMoe").double())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", ["Qwen3Moe", "Mixtral"])
+@pytest.mark.parametrize(("kind", "dtype"), [("Qwen3Moe", torch.bfloat16), ("Mixtral", torch.float32)], ids=str)
 def test_the_audit_holds(kind, dtype):
     """Every relation that has logits, and gradients over micro-batches: no bit of a token differs."""
     few = {"batches": (3,), "chunks": (7, 16), "micro_batches": (1, 2), "tokens": 23}

@@ -15,13 +15,14 @@ from .small import causal, prompts, same  # noqa: E402
 from .test_models import LOGITS, SHORT, broken, one_thread  # noqa: E402, F401
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+ONE = {"num_hidden_layers": 1}  # the second computes as the first does: models of both dtypes have it
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 # Every format in one model, and two of them in others.
 MODELS = [
-    ("qwen3", torch.bfloat16, "Q4_0", {}), ("qwen3", torch.bfloat16, "Q8_0", {}),
-    ("qwen3", torch.bfloat16, "Q4_K", WIDE), ("qwen3", torch.bfloat16, "Q6_K", WIDE),
-    ("qwen3", torch.float32, "Q4_K", WIDE), ("qwen3", torch.float32, "Q8_0", {}),
-    ("llama", torch.bfloat16, "Q4_0", {}), ("llama", torch.bfloat16, "Q6_K", WIDE),
+    ("qwen3", torch.bfloat16, "Q4_0", {}), ("qwen3", torch.bfloat16, "Q8_0", ONE),
+    ("qwen3", torch.bfloat16, "Q4_K", WIDE | ONE), ("qwen3", torch.bfloat16, "Q6_K", WIDE | ONE),
+    ("qwen3", torch.float32, "Q4_K", WIDE | ONE), ("qwen3", torch.float32, "Q8_0", {}),
+    ("llama", torch.bfloat16, "Q4_0", ONE), ("llama", torch.bfloat16, "Q6_K", WIDE | ONE),
 ]  # fmt: skip
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=lambda v: str(v).split(".")[1])
 

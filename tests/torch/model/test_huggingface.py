@@ -7,7 +7,6 @@ import pickle
 from contextlib import contextmanager, nullcontext
 
 import pytest
-from tests.process import python
 from tests.torch.tensors import same
 
 from isogemm.errors import OptionError
@@ -145,7 +144,7 @@ def test_decode_and_chunks_have_prefill_s_bits(family, dtype):
     with torch.no_grad():
         want = model(ids, attention_mask=mask, position_ids=positions).logits
         for make in caches.values():
-            for cuts in ([133, 1, 1, 15], [7, 64, 79], [140, *[1] * 10]):
+            for cuts in ([133, 1, 1, 15], [7, 64, 79], [146, 1, 1, 1, 1]):
                 cache, place, found = make(), 0, []
                 for n in cuts:
                     new = slice(place, place + n)
@@ -329,21 +328,6 @@ def test_copies():
         assert same(pickle.loads(pickle.dumps(model))(ids).logits, want)
 
 
-def test_a_pickle_is_loaded_elsewhere(tmp_path):
-    model, _ = converted()
-    ids = tokens(1, 6)
-    with torch.no_grad():
-        want = model(ids).logits
-    (tmp_path / "model").write_bytes(pickle.dumps((model, ids, want)))
-    code = (
-        "import pickle, sys, torch\n"
-        "model, ids, want = pickle.load(open(sys.argv[1], 'rb'))\n"
-        "with torch.no_grad():\n"
-        "    assert torch.equal(model(ids).logits, want)\n"
-    )
-    python("-c", code, tmp_path / "model")
-
-
 def _tripled(module):
     call = module.forward
     module.forward = lambda x: 3 * call(x)
@@ -413,7 +397,8 @@ def test_hooks_of_norms_are_called():
 @pytest.mark.filterwarnings("ignore")  # torch's own, about itself
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_compiled_model_has_the_same_bits(dtype):
-    model = build(dtype=dtype)
+    """In float32 a layer whose products are merged lies before one whose are not; in bfloat16 there is the latter."""
+    model = build(dtype=dtype, num_hidden_layers=2 if dtype is torch.float32 else 1)
     iso.convert(model, fuse=True)
     ids, mask = tokens(2, 20), torch.ones(2, 20, dtype=torch.int64)
     mask[1, :3] = 0
@@ -421,7 +406,7 @@ def test_a_compiled_model_has_the_same_bits(dtype):
     given = {"attention_mask": mask, "position_ids": positions}
     torch._dynamo.reset()
     with torch.no_grad():  # not merged any more
-        model.model.layers[1].mlp.gate_proj.weight.data = -model.model.layers[1].mlp.gate_proj.weight.data
+        model.model.layers[-1].mlp.gate_proj.weight.data = -model.model.layers[-1].mlp.gate_proj.weight.data
     compiled, found = torch.compile(model, fullgraph=True, backend="aot_eager"), []
     with torch.no_grad():
         assert same(compiled(ids, **given).logits, model(ids, **given).logits)

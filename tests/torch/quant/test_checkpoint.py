@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 
 import pytest
 from tests.process import python
@@ -19,11 +20,17 @@ iso.register_quantizer()
 FORMATS = {"lm_head": "Q6_K", "*.down_proj": "Q8_0", "*.layers.1.*": None, "*": "Q4_0"}
 SIZES = {"hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 READ = """
-import sys, torch, transformers
+import pickle, sys, torch
+with open(sys.argv[1] + "/pickle", "rb") as file:
+    pickled = pickle.load(file)
+ids = torch.load(sys.argv[1] + "/ids.pt")
+found = [pickled(ids).logits.detach()]
+
+import transformers
 import isogemm.torch as iso
 iso.register_quantizer()
 model = transformers.AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
-torch.save(model(torch.load(sys.argv[1] + "/ids.pt")).logits.detach(), sys.argv[1] + "/logits.pt")
+torch.save([*found, model(ids).logits.detach()], sys.argv[1] + "/logits.pt")
 """
 
 
@@ -71,13 +78,16 @@ def test_a_model_is_converted_again_as_it_was(calls, tmp_path):
 
 
 def test_another_process_reads_it(tmp_path):
-    model, ids = causal("qwen3", torch.float32, **SIZES), prompts(2, 9)
+    """A pickle of a converted model, which needs no import before it, and then what was saved."""
+    pickled, model, ids = causal("qwen3", torch.float32), causal("qwen3", torch.float32, **SIZES), prompts(2, 9)
+    iso.convert(pickled)
     iso.convert(model, quantize="Q8_0")
+    (tmp_path / "pickle").write_bytes(pickle.dumps(pickled))
     model.save_pretrained(tmp_path)
     torch.save(ids, tmp_path / "ids.pt")
     python("-c", READ, tmp_path)
     with torch.no_grad():
-        assert same(torch.load(tmp_path / "logits.pt"), model(ids).logits)
+        assert all(map(same, torch.load(tmp_path / "logits.pt"), (pickled(ids).logits, model(ids).logits)))
 
 
 def test_the_configuration_of_another_model_stays(tmp_path):

@@ -142,9 +142,7 @@ def test_few_queries_take_the_same_blocks(kernels: Kernels):
         assert all(k.spilled == 0 for k in made)
 
 
-@pytest.mark.parametrize(
-    "case", [pose(dtype="float32"), pose(d=200, arithmetic="fma"), masked(pose(d=40, dtype="float32"), "float16")]
-)
+@pytest.mark.parametrize("case", [pose(d=200, arithmetic="fma"), masked(pose(dtype="float32"), "float16")])
 def test_float32_is_fused_multiply_adds(kernels: Kernels, case: AttentionCase):
     (kernel,) = build(kernels, case, "fma")
     fused, tensor, warpgroup = kernel.machine_counts("FFMA", "HMMA", "HGMMA")

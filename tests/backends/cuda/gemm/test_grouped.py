@@ -43,8 +43,17 @@ CASES = {
 }  # fmt: skip
 
 
+# Biases and ends cost each tile as much as others: half of the tiles have the ones, half the others.
+HALVES = {"bias": slice(0, 2), "ends": slice(2, 4)}
+
+
 def test_every_kernel_compiles_without_spills_or_waits(kernels: Kernels):
-    asked = [(name, case, config) for name, case in CASES.items() for config in FAMILY.configs(case)]
+    asked = [
+        (name, case, config)
+        for name, case in CASES.items()
+        for config in FAMILY.configs(case)[HALVES.get(name, slice(None))]
+    ]
+    assert {config for *_, config in asked} == {*ROWS.values(), *OUTER.values(), *CONTINUED.values()}
     for _, case, config in asked:
         FAMILY.bind(case, config, 0)  # and its parameters are those of the code
     for (name, case, config), kernel in zip(asked, kernels.loaded, strict=True):

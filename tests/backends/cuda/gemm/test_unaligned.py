@@ -111,7 +111,12 @@ def test_what_is_served_and_what_of_it_is_copied(product: Product, served: bool,
 
 def test_every_configuration_that_is_offered_stays_in_registers(kernels: Kernels) -> None:
     products = [pose(m, 1003, k, layout) for (m, k), layout in every(((9, 1001), (65, 1002)), ("NT", "NN", "TN", "TT"))]
-    asked = [(product, config) for product in products for config in FAMILY.configs(product)[:3]]
+    # The first and the third of one size, and the second of the other: of every layout all three.
+    asked = [
+        (product, config)
+        for i, product in enumerate(products)
+        for config in FAMILY.configs(product)[(i + i // 4) % 2 : 3 : 2]
+    ]
     made = [kernels.build("unaligned", config, product) for product, config in asked]
     for (product, config), (multiply, copy) in zip(asked, made, strict=True):
         assert (copy.name, multiply.name) == ("pad", "unaligned")

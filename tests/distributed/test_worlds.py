@@ -10,6 +10,7 @@ from tests.process import python
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+LAYERS = {"Qwen3": 2, "Llama": 1}  # of worlds/models.py
 DTYPES = ("torch.float32", "torch.bfloat16")
 
 
@@ -70,7 +71,8 @@ def test_logits_do_not_see_the_ranks(lines, family, dtype, shape, how):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", ["tp1", "tp2", "tp4"])
 def test_parts_of_projections_become_one_product(lines, family, dtype, shape):
-    assert all(line["of"] == 4 for line in of(lines, f"{family} {dtype} {shape} fused"))  # two in each layer
+    found = of(lines, f"{family} {dtype} {shape} fused")
+    assert all(line["of"] == 2 * LAYERS[family] for line in found)  # two in each layer
 
 
 def test_layers_are_compiled_into_one_graph(lines):
@@ -81,7 +83,7 @@ def test_layers_are_compiled_into_one_graph(lines):
 @pytest.mark.parametrize("shape", ["tp2", "tp4", "dp2", "dp4", "dp2 tp2"])
 def test_gradients_and_weights_do_not_see_the_ranks(lines, model, shape):
     found = of(lines, f"training {model} {shape}")
-    assert all(line["of"] > 80 for line in found)
+    assert all(line["of"] > 40 for line in found)
     assert not [line for line in found if line["differ"]]
 
 
@@ -95,10 +97,10 @@ def test_sharded_optimizer_states_leave_the_same_weights(lines):
     assert not [line for line in of(lines, "ZeRO-1") if line["differ"]]
 
 
-@pytest.mark.parametrize(("family", "tensors"), [("Qwen3", 24), ("Llama", 21)])
+@pytest.mark.parametrize(("family", "tensors"), [("Qwen3", 24), ("Llama", 12)])
 def test_parts_are_read_from_files(lines, family, tensors):
-    found = of(lines, f"loaded {family}")
-    assert not [line for line in found if line["differ"] or (line["of"], line["merged"]) != (tensors, 4)]
+    for line in of(lines, f"loaded {family}"):
+        assert (line["of"], line["merged"], line["differ"]) == (tensors, 2 * LAYERS[family], 0)
 
 
 def test_the_hook_of_data_parallel_models_is_the_tree(lines):

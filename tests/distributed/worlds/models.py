@@ -17,11 +17,11 @@ from isogemm.torch.distributed import Ranks
 from isogemm.torch.distributed.models import parallelise, plan_of
 from isogemm.torch.model.merging import Merging
 
+LAYERS = {"Qwen3": 2, "Llama": 1}  # a second one gets what the ranks joined in the first
 SIZES = {
     "vocab_size": 132,  # of which a rank has no whole number of leaves
     "hidden_size": 64,
     "intermediate_size": 96,
-    "num_hidden_layers": 2,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "head_dim": 8,
@@ -34,8 +34,8 @@ def build(family, dtype, **options):
     import transformers
 
     torch.manual_seed(0)
-    tied = {"tie_word_embeddings": family == "Qwen3"}
-    config = getattr(transformers, f"{family}Config")(**{**SIZES, **tied, **options})
+    own = {"tie_word_embeddings": family == "Qwen3", "num_hidden_layers": LAYERS[family]}
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **own, **options})
     model = getattr(transformers, f"{family}ForCausalLM")(config)
     with torch.no_grad():
         for p in model.parameters():  # norms of ones and small weights hide mistakes

@@ -11,7 +11,7 @@ from isogemm.errors import OptionError
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.torch.model.tiny import FAMILIES, build, tokens  # noqa: E402
+from tests.torch.model.tiny import build, tokens  # noqa: E402
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
@@ -48,9 +48,11 @@ def differing(x, y):
     return [name for name in x if not torch.equal(x[name], y[name])]
 
 
-@pytest.mark.parametrize("family", FAMILIES[:3])
+TIED = [("Qwen3", True), ("Qwen3", False), ("Llama", True), ("Qwen2", False)]
+
+
+@pytest.mark.parametrize(("family", "tied"), TIED)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("tied", [True, False])
 def test_micro_batches(family, dtype, tied):
     theirs = build(family, dtype, tie_word_embeddings=tied)
     ours = copy.deepcopy(theirs)

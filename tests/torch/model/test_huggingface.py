@@ -397,7 +397,7 @@ def test_hooks_of_norms_are_called():
 @pytest.mark.filterwarnings("ignore")  # torch's own, about itself
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_compiled_model_has_the_same_bits(dtype):
-    """In float32 a layer whose products are merged lies before one whose are not; in bfloat16 there is the latter."""
+    """Of one layer whose gate is not merged any more; in float32 behind one that is merged whole."""
     model = build(dtype=dtype, num_hidden_layers=2 if dtype is torch.float32 else 1)
     iso.convert(model, fuse=True)
     ids, mask = tokens(2, 20), torch.ones(2, 20, dtype=torch.int64)

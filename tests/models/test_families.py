@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import Any
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -20,22 +17,14 @@ import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-# On a CPU, converted, a family rounds in float32 where it does in bfloat16; of these blocks and masks differ most.
-# Inside invariant() all of them are tried in float32, and the page of all in both.
-IN_FLOAT32 = ("DeepseekV3", "Falcon", "GPT2", "GPTNeo", "Gemma3", "GptOss", "Llama4", "Qwen2Moe", "Qwen3")
 DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 QUIET = pytest.mark.filterwarnings("ignore:.*RoPE scaling", "ignore:.*torch.jit.script")
 
 
-def converted() -> list[Any]:
-    """Name, dtype and device of the families that are converted."""
-    found = [(name, torch.bfloat16, "cpu") for name in HELD] + [(name, torch.float32, "cpu") for name in IN_FLOAT32]
-    cuda = itertools.product(HELD, (torch.float32, torch.bfloat16), ["cuda"])
-    return [*found, *(pytest.param(*case, marks=pytest.mark.gpu) for case in cuda)]
-
-
 @QUIET
-@pytest.mark.parametrize(("name", "dtype", "device"), converted(), ids=str)
+@DTYPES
+@DEVICES
+@pytest.mark.parametrize("name", HELD)
 def test_a_family_holds(name, dtype, device):
     assert judged(name, "convert", dtype, device) == "held"
 

@@ -67,6 +67,16 @@ def gradients(function: Callable[..., Any], tensors: list[Any]) -> list[Any]:
     return list(torch.autograd.grad(out, tensors, dy))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", CASES)
+def test_a_gradient_that_torch_negates_lazily(name, dtype):
+    tensors = [t.detach().to(dtype).requires_grad_() for t in operands(name)]
+    out = CASES[name][0](*tensors)
+    dy = drawn(*out.shape, seed=99).to(out.dtype)
+    want = torch.autograd.grad(out, tensors, -dy, retain_graph=True)
+    assert all(map(torch.equal, torch.autograd.grad(out, tensors, torch._neg_view(dy)), want))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_torchs_in_float64(name):
     ours, theirs, _, _ = CASES[name]

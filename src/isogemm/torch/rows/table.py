@@ -74,4 +74,4 @@ def fake(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tenso
 def differentiated(of: Recording, dy: Tensor, *tensors: Tensor | None) -> Grads:
     """The gradient of each operand; none where a buffer takes it."""
     with torch.no_grad(), nullcontext() if dy.is_cuda else subnormals_kept():
-        return ROWS[of.kind].gradient(of, dy, *tensors)
+        return ROWS[of.kind].gradient(of, dy.resolve_neg(), *tensors)  # autograd negates some gradients lazily

@@ -78,6 +78,30 @@ def test_forward_mode_is_refused_in_words(name, mode):
         FORWARD_MODE[mode](cubed(f))
 
 
+@pytest.mark.parametrize("name", ["linear", "addmm", "QuantizedLinear", "rms_norm", "rope"])
+def test_forward_mode_is_refused_in_compiled_code(name):
+    """Where tangents would be zeros: torch takes an operator that has none for a constant."""
+    torch._dynamo.reset()
+    f = PRODUCTS[name][0] if name in PRODUCTS else ROWS[name]
+    with pytest.raises(Exception, match="forward-mode gradients"):
+        torch.compile(lambda: F.jvp(f, (X,), (X,)), backend="aot_eager")()
+
+
+@pytest.mark.parametrize("name", ["linear", "addmm", "rms_norm"])
+def test_compiled_transforms_keep_gradients_of_what_they_close_over(name):
+    """Of x, which the transform takes for a constant."""
+    f = PRODUCTS[name][0] if name in PRODUCTS else ROWS[name]
+
+    def call(x):
+        return F.grad(lambda z: (z * f(x).sum()).sum())(X)
+
+    torch._dynamo.reset()
+    x, other = X.clone().requires_grad_(), X.clone().requires_grad_()
+    torch.compile(call, backend="aot_eager")(x).sum().backward()
+    (f(other).sum() * torch.ones_like(X)).sum().backward()
+    same(x.grad, other.grad)
+
+
 @pytest.mark.parametrize("call", [
     lambda x: isogemm.linear(x, torch.ones(2, 3)), lambda x: isogemm.matmul(torch.ones(2, 3), x),
     lambda x: isogemm.gemm_batched([torch.ones(3, 3)], [x])[0],

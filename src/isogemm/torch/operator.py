@@ -296,6 +296,8 @@ def _autograd_kernel(op: Any, setup: Any, backward: Any, forward: Any) -> Callab
     transformed, function = functions(op._opname, below, setup, backward)
 
     def kernel(*given: Any) -> Any:
+        if _forward_ad._current_level >= 0:  # of a transform that a compiler looks into
+            _refuse_tangents(*[x for x in given if isinstance(x, torch.Tensor)])
         if not (is_grad_enabled() and torch._C._any_requires_grad(*given)):
             return below(*given)
         return (transformed if _transforms() else function).apply(*given)
@@ -307,10 +309,11 @@ def _autograd_kernel(op: Any, setup: Any, backward: Any, forward: Any) -> Callab
 def _compiles() -> bool:
     """Whether a compiler traces what is below autograd: what it makes of it runs where no gradient is recorded.
 
-    An exported program is none: its operators have gradients, for who trains it.
+    An exported program is none: its operators have gradients, for who trains it. Nor is what lies below a transform of
+    torch.func: autograd comes there once more, and records what the function closes over.
     """
     functional = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL)
-    return functional is not None and not torch.compiler.is_exporting()
+    return functional is not None and not (_transforms() or torch.compiler.is_exporting())
 
 
 def apart(result: Tensor, *others: Tensor | None) -> Tensor:

@@ -77,6 +77,17 @@ def test_a_gradient_that_torch_negates_lazily(name, dtype):
     assert all(map(torch.equal, torch.autograd.grad(out, tensors, torch._neg_view(dy)), want))
 
 
+def test_a_bias_without_a_weight_is_found_among_what_is_asked_for():
+    """Its place among the operands is not the one among those that autograd knows."""
+    x, bias = drawn(ROWS, N, seed=0).requires_grad_(), drawn(N, seed=1).requires_grad_()
+    bias.main_grad = torch.zeros(N)
+    y = reductions.layer_norm(x, None, bias).sum()
+    torch.autograd.grad(y, x, retain_graph=True)
+    assert not bias.main_grad.any()
+    y.backward()
+    assert (bias.main_grad == ROWS).all()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_torchs_in_float64(name):
     ours, theirs, _, _ = CASES[name]

@@ -18,6 +18,8 @@ from isogemm.operands import views
 
 torch = pytest.importorskip("torch")
 
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch import operator  # noqa: E402
 
@@ -167,6 +169,18 @@ def test_compiled_for_any_number_of_rows():
     for m in (1, 2, 5, 33):
         seen.append(compiled(tensor((40, 40), BF16, 2)[:m])[0])
     assert all(torch.equal(seen[0], row) for row in seen)
+
+
+@pytest.mark.parametrize("name", ["linear", "mm"])
+def test_a_step_is_compiled_once_for_all_numbers_of_rows_but_the_first(name):
+    w = tensor((7, 40), seed=1, grad=True)
+    call = {"linear": lambda x: iso.linear(x, w), "mm": lambda x: iso.mm(x, w.mT)}[name]
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(call, fullgraph=True, backend=graphs)
+    for m in (3, 4, 5, 9):
+        compiled(tensor((m, 40), seed=2, grad=True)).sum().backward()
+    assert graphs.frame_count == 2
 
 
 def test_vmap_is_a_stack():

@@ -21,6 +21,7 @@ stack of products, with the bits of each alone.
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -216,7 +217,7 @@ def _linear_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     x, w = ctx.saved_tensors
     contract, order = ctx.contract, ctx.grad_order
     dx = dw = db = None
-    count = x.shape[:-1].numel()  # not -1, which nothing says where a row is empty
+    count = math.prod(x.shape[:-1])  # not -1, which nothing says where a row is empty; Size.numel() is one size alone
     rows, flat = dy.reshape(count, w.shape[0]), x.reshape(count, w.shape[1])
     if ctx.needs_input_grad[0]:
         dx = call_product(None, fit(rows, w, contract), w, 1.0, 0.0, ctx.chain, order, x.dtype).reshape(x.shape)

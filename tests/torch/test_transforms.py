@@ -43,6 +43,7 @@ ROWS = {
     "log_softmax": iso.reductions.log_softmax,
     "silu": iso.reductions.silu,
     "sum": iso.reductions.sum,
+    "cross_entropy": lambda x: iso.reductions.cross_entropy(x, torch.tensor([0, 63, -100])),
     "rope": lambda x: iso.reductions.rope(x, *TABLES),
     "add_rms_norm": lambda x: iso.reductions.add_rms_norm(x, x, torch.ones(64))[0],
     "silu_mul": lambda x: iso.reductions.silu_mul(x, x),
@@ -78,11 +79,13 @@ def test_forward_mode_is_refused_in_words(name, mode):
         FORWARD_MODE[mode](cubed(f))
 
 
-@pytest.mark.parametrize("name", ["linear", "addmm", "QuantizedLinear", "rms_norm", "rope"])
+@pytest.mark.parametrize(
+    "name", ["linear", "addmm", "QuantizedLinear", "rms_norm", "rope", "cross_entropy", "attention"]
+)
 def test_forward_mode_is_refused_in_compiled_code(name):
     """Where tangents would be zeros: torch takes an operator that has none for a constant."""
     torch._dynamo.reset()
-    f = PRODUCTS[name][0] if name in PRODUCTS else ROWS[name]
+    f = PRODUCTS[name][0] if name in PRODUCTS else (ROWS | ATTENTION)[name]
     with pytest.raises(Exception, match="forward-mode gradients"):
         torch.compile(lambda: F.jvp(f, (X,), (X,)), backend="aot_eager")()
 

@@ -277,10 +277,10 @@ def define(
         (info, in_dims, *arguments), the arguments as `body` gets them.
     """
     op = _in_library(name, schema, (_PT2,), {"CompositeExplicitAutograd": body}, fake)
-    if forward is not None:
-        _library.impl(name, _with_defaults(op, _autograd_kernel(op, setup, backward, forward)), "Autograd")
-    elif backward is not None:
+    if backward is not None and "Tensor[]" in schema:  # whose gradients only torch's own way takes apart
         torch.library.register_autograd(op, backward, setup_context=setup)
+    elif backward is not None:
+        _library.impl(name, _with_defaults(op, _autograd_kernel(op, setup, backward, forward or op)), "Autograd")
     if vmap is not None:
         torch.library.register_vmap(op, _with_defaults(op, vmap, 2))
     return op

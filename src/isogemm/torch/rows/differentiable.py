@@ -80,13 +80,12 @@ class WithGradient:
         OptionError
             One whose parameter has hooks, or that is used inside of DistributedDataParallel.
         """
-        found: list[Any] = [None] * self.count
-        for place in self.summed:
-            found[place] = getattr(tensors[place], "main_grad", None)
-            if found[place] is not None:
+        found = self._of_each([getattr(tensors[place], "main_grad", None) for place in self.summed])
+        for tensor, buffer in zip(tensors, found, strict=True):
+            if buffer is not None:
                 check_no_ddp()
-                check_no_hooks("main_grad", tensors[place])
-        return tuple(found)
+                check_no_hooks("main_grad", tensor)
+        return found
 
     def _direct(self, *given: Any) -> Tensor:
         return direct(self.kind, given[: self.count], given[self.end :])

@@ -254,3 +254,12 @@ def test_micro_batches_have_the_loss_and_the_gradient_of_one_batch():
     want = step(24)
     for cuts in (1, 5, 12):
         assert all(torch.equal(a, b) for a, b in zip(step(cuts), want, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_gradient_that_torch_negates_lazily(dtype):
+    x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    loss, dy = reductions.cross_entropy(x, torch.tensor([1, 8, -100, 0])), torch.tensor([1, 2, 3, -0.5]).to(dtype)
+    (want,) = torch.autograd.grad(loss, x, -dy, retain_graph=True)
+    (got,) = torch.autograd.grad(loss, x, torch._neg_view(dy))
+    assert torch.equal(got, want)

@@ -58,7 +58,7 @@ def _forward(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> Pair:
 
 def _backward(dy: Tensor, x: Tensor, target: Tensor, sums: Tensor, ignore_index: int) -> Tensor:
     """The gradient of x."""
-    target = target.to(torch.int64)
+    target, dy = target.to(torch.int64), dy.resolve_neg()  # autograd negates some gradients lazily
     if x.is_cuda:
         made: Tensor = _launched("cross_entropy_back", (x, dy, target, sums), ignore_index, [(x.shape, x.dtype)])
         return made

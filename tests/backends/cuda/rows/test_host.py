@@ -125,19 +125,6 @@ def test_gradients_that_are_lazily_negated_are_read_as_they_are(notes, monkeypat
     assert seen == [[1.0] * 24] * 2
 
 
-def test_sums_over_rows_read_gradients_that_are_lazily_negated(monkeypatch):
-    seen = []
-    for name, place in (("columns", 1), ("table", 2)):
-        keep = lambda stream, *at, place=place: seen.append(memory(at[place], 24))  # noqa: E731
-        monkeypatch.setattr(build, name, lambda *about, keep=keep: keep)
-        monkeypatch.setattr(sums, f"_{name}", Seen(2))
-    monkeypatch.setattr(sums, "current_stream", lambda device: 7)
-    dy, ids = negated(3, 8), torch.arange(3)
-    sums.columns(0, dy, dy, None, torch.zeros(8), start=False)
-    sums.table(ids, ids, dy, torch.zeros(5, 8), start=False)
-    assert seen == [[1.0] * 24] * 2
-
-
 def test_the_kernel_knows_how_many_rows_a_table_has(monkeypatch):
     """An id that is none of them would be another's memory."""
     cases = []

@@ -33,7 +33,7 @@ def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) ->
     n = out.shape[0]
     if n == 0:
         return
-    device, dy = out.get_device(), dy.resolve_neg()  # autograd negates some gradients lazily
+    device = out.get_device()
     at = [0 if t is None else t.data_ptr() for t in (x if term else None, dy, stats, out)]
     common = at[0] | at[1] | 128
     align = common & -common
@@ -63,7 +63,7 @@ def table(ids: Any, order: Any, dy: Any, out: Any, *, start: bool) -> None:
     start : bool
         Then `out` is float32.
     """
-    n, device, dy = out.shape[1], out.get_device(), dy.resolve_neg()
+    n, device = out.shape[1], out.get_device()
     key = (dy.shape, dy.stride(), dy.dtype, out.shape, out.stride(), out.dtype, start, device)
     launch = _table.get(key)
     if launch is None:

@@ -37,7 +37,7 @@ def reductions() -> Iterator[Code]:
         for j, (vec, dims) in enumerate(itertools.product((1, 0), (1, 4))):
             w, h, r, teams, full = held[(i + j) % 4]
             yield Code.of("held", "rows", types, VEC=vec, DIMS=dims, W=w, H=h, EACH=r, TEAMS=teams, FULL=full)
-        yield Code.of("long", "rows", types, VEC=i % 2, DIMS=1, THREADS=(1024, 512)[i // 2 % 2], U=4)
+        yield Code.of("long", "rows", types, VEC=i % 2, DIMS=1, THREADS=(992, 256)[i // 2 % 2], U=4)
         yield Code.of("cluster", "rows", types, VEC=1 - i % 2, DIMS=4, THREADS=512)
 
 

@@ -86,15 +86,15 @@ def test_reductions(kernels: Kernels):
 
 
 def test_long_rows(kernels: Kernels):
-    """Blocks of 1024 threads, or two of 512 on a multiprocessor."""
+    """Blocks of 1024 threads, or at least three of 288 on a multiprocessor."""
     lengths = itertools.product(("log_softmax", "layer_norm_back"), (151937, 500000))
     cases = [(kind, n, (3, 4088)[i in (1, 2)]) for i, (kind, n) in enumerate(lengths)]
     for kind, n, count in cases:
         second = 0 if kind.endswith("back") else -1
         build.reduce(kind, (count,), n, sides_of(kind, Side(0, (n,), 1)), (0, second), 1e-6, 128, 0)
     assert len(kernels.loaded) == len(cases)
-    for kernel in kernels.loaded:
-        check(kernel, 64)
+    for (_, _, count), kernel in zip(cases, kernels.loaded, strict=True):
+        check(kernel, 64 if count == 3 else 72)
 
 
 def test_losses(kernels: Kernels):

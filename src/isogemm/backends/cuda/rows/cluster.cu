@@ -155,8 +155,7 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
     if (!BACK) several<TW>(weight, 0, w_c, i, n, w);
     several<TB>(bias, 0, b_c, i, n, b);
     change<PASSES>(v, s);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) y[j] = result(v[j], g[j], w[j], b[j], s, i + j == target);
+    results(v, g, w, b, s, target - i, y);
     give<TO>(out, to + i, i, n, y);
   }
 }

@@ -38,6 +38,10 @@ struct alignas(64) Place {
   __device__ __forceinline__ i64 at(int operand, u32 row) const { return at(operand, spot(row)); }
 };
 
+// Elements from element i on.
+template <int T> DEVICE const void* behind(const void* p, i64 i) { return (const char*)p + i * (T == 0 ? 4 : 2); }
+template <int T> DEVICE void* behind(void* p, i64 i) { return (char*)p + i * (T == 0 ? 4 : 2); }
+
 template <int T> DEVICE float value(const void* p, i64 i) {
   if (T == 0) return __ldg((const float*)p + i);
   return widen<T>(__ldg((const u16*)p + i));
@@ -180,9 +184,10 @@ DEVICE float exp_(float x) {
   y = mul(y, __uint_as_float((k - normal + 127) << 23));
   return exp_above(x, y);
 }
-// exp of four numbers of at most 0. Where no result is subnormal one exact product is left of the scale, and NaN stays by itself.
-DEVICE void exps(float (&v)[4]) {
-  if (fminf(fminf(v[0], v[1]), fminf(v[2], v[3])) < -87.0f) {
+// exp of four numbers of at most 0, `least` the least of them or NaN where one is. Where no result is subnormal the rest of the
+// scale is an exponent.
+DEVICE void exps(float (&v)[4], float least) {
+  if (!(least >= -87.0f)) {
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = exp_(v[j]);
     return;
@@ -191,9 +196,18 @@ DEVICE void exps(float (&v)[4]) {
   for (int j = 0; j < 4; ++j) {
     u32 k;
     const float y = exp_parts(v[j], k);
-    v[j] = mul(y, __uint_as_float((k << 23) + (127u << 23)));
+    v[j] = __uint_as_float(__float_as_uint(y) + (k << 23));
   }
 }
+DEVICE float least_or_nan(float a, float b) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(a), "f"(b));
+  return least;
+}
+DEVICE float least_or_nan(const float (&v)[4]) {
+  return least_or_nan(least_or_nan(v[0], v[1]), least_or_nan(v[2], v[3]));
+}
+DEVICE void exps(float (&v)[4]) { exps(v, least_or_nan(v)); }
 // 1 + exp(x): what is below exp(-80) rounds away, so the scale is an exponent.
 DEVICE float one_and_exp(float x) {
   u32 k;
@@ -221,23 +235,32 @@ DEVICE float log_(float s) {
   return s == s ? fma_(k, 0.693359375f, add(t, y)) : s;
 }
 
-// v / b for four v and one b from 1 to 2**31, `y` its rounded reciprocal: two corrections by exact remainders leave the
-// correctly rounded quotient (Markstein). Small v, whose remainders are not exact, take the division; 0 is none of them.
-DEVICE void divide(float* v, float b, float y) {
+// v / b for a positive v of at least 2**-90, 0 or NaN, and b from 1 to 2**31, `y` its rounded reciprocal: one correction by the
+// remainder. It would leave the rounded quotient unless that is next to the middle of two numbers; of those cases, all were tried.
+DEVICE float quotient(float v, float b, float y) {
+  const float q = mul(v, y);
+  return fma_(fma_(-b, q, v), y, q);
+}
+// The same of any four v that are +0, positive or NaN: small ones, whose remainders are not exact, take the division.
+DEVICE void divide(float (&v)[4], float b, float y) {
   u32 least = EVERY;
 #pragma unroll
   for (int j = 0; j < 4; ++j) least = min(least, __float_as_uint(v[j]) - 1);
-  if (least < 0x12800000 - 1) {  // 2**-90; v is +0, positive or NaN
+  if (least < 0x12800000 - 1) {  // 2**-90
 #pragma unroll
     for (int j = 0; j < 4; ++j) v[j] = __fdiv_rn(v[j], b);
     return;
   }
 #pragma unroll
-  for (int j = 0; j < 4; ++j) {
-    float q = mul(v[j], y);
-    q = fma_(fma_(-b, q, v[j]), y, q);
-    v[j] = fma_(fma_(-b, q, v[j]), y, q);
-  }
+  for (int j = 0; j < 4; ++j) v[j] = quotient(v[j], b, y);
+}
+// exp(v) / b for four v of at most 0.
+DEVICE void exps_over(float (&v)[4], float b, float y) {
+  const float least = least_or_nan(v);
+  exps(v, least);
+  if (!(least >= -62.0f)) return divide(v, b, y);  // exp(-62) is above 2**-90
+#pragma unroll
+  for (int j = 0; j < 4; ++j) v[j] = quotient(v[j], b, y);
 }
 
 // Four neighbouring lanes of each of a warp's threads to the sum of all 128: lanes l and l + 64 meet first, then l and
@@ -261,6 +284,27 @@ DEVICE float meet_shared(const float* lanes) {
   for (int step = 16; step >= 1; step /= 2) c = add(c, __shfl_xor_sync(EVERY, c, step));
   return c;
 }
+// The largest of what was read; two of 16 bits at once. NaN is passed over.
+template <int T> struct Largest {
+  u32 two = T == 1 ? 0xff80ff80 : 0xfc00fc00;
+  __device__ __forceinline__ void see(u32 next) {
+    if (T == 1) asm("max.bf16x2 %0, %0, %1;" : "+r"(two) : "r"(next));
+    else asm("max.f16x2 %0, %0, %1;" : "+r"(two) : "r"(next));
+  }
+  __device__ __forceinline__ void see(const Four<T>& four) { see(four.words.x), see(four.words.y); }
+  __device__ __forceinline__ float found() const {
+    float v[2];
+    unpack<T>(two, v);
+    return fmaxf(v[0], v[1]);
+  }
+};
+template <> struct Largest<0> {
+  float one = -infinity();
+  __device__ __forceinline__ void see(const Four<0>& four) {
+    one = fmaxf(one, fmaxf(fmaxf(four.words.x, four.words.y), fmaxf(four.words.z, four.words.w)));
+  }
+  __device__ __forceinline__ float found() const { return one; }
+};
 DEVICE float most(float v) {
 #pragma unroll
   for (int step = 16; step >= 1; step /= 2) v = fmaxf(v, __shfl_xor_sync(EVERY, v, step));

@@ -150,9 +150,7 @@ rows(const void* x, const void* other, const void* weight, const void* bias, voi
 #pragma unroll
     for (int r = 0; r < EACH; ++r) {
       float y[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        y[j] = result(row[r].v[h][j], row[r].g[TWO ? h : 0][j], w[j], b[j], s[r], i + j == target[r]);
+      results(row[r].v[h], row[r].g[TWO ? h : 0], w, b, s[r], target[r] - i, y);
       const i64 to = (i64)(first + r) * n + i;
       if (first + r >= count) continue;
       give<TO, FULL>(out, to, i, n, y);

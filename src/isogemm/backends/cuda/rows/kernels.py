@@ -50,17 +50,18 @@ class Held(RowsKernel):
 class Long(RowsKernel):
     """Rows of any length, read once for each pass.
 
-    Where there are more rows than multiprocessors, two blocks share one: while one waits for a row the other computes.
+    Where there are more rows than multiprocessors, blocks share one: while some wait for a row the others compute.
     """
 
     file, function = "long", "rows"
     rows = (33,), (2, 3, 2, 3)
 
     def macros(self, case: RowsCase, *, vector: bool) -> Mapping[str, Any] | None:
-        return {"THREADS": 1024 if case.count <= MULTIPROCESSORS else 512, "U": 4}
+        blocks = -(-case.count // MULTIPROCESSORS)  # of a multiprocessor
+        return {"THREADS": {1: 992, 2: 480}.get(blocks, 256), "U": 4}
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
-        return {"grid": (case.count,), "block": (code.threads,), "shared": 4 * (2 * 16 * code.threads + 128)}
+        return {"grid": (case.count,), "block": (code.threads + 32,), "shared": 4 * (2 * 16 * code.threads + 128)}
 
     def lengths(self, code: Code) -> tuple[int, ...]:
         return (16388, 33028) if code.vec else (130, 33027)

@@ -47,8 +47,20 @@ template <int P> DEVICE void change(float (&four)[4], const float* s) {
   if ((OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK) && P == 2) divide(four, s[1], s[2]);
 #pragma unroll
   for (int j = 0; j < 4; ++j) change_one<P>(four[j], s);
-  if ((EXPS && OP != LOG_SOFTMAX && P == 1) || GIVEN) exps(four);
-  if (GIVEN) divide(four, s[1], s[2]);
+  if (EXPS && OP != LOG_SOFTMAX && P == 1) exps(four);
+  if (GIVEN) exps_over(four, s[1], s[2]);
+}
+// All that was before pass LAST, at once.
+template <int P, int LAST> DEVICE void changes(float (&v)[4], const float* s) {
+  if constexpr (P == 1 && LAST > 1 && (OP == SOFTMAX || OP == SOFTMAX_BACK || OP == LOG_SOFTMAX_BACK)) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) v[j] = sub(v[j], s[0]);
+    exps_over(v, s[1], s[2]);
+    if constexpr (P + 1 < LAST) changes<P + 2, LAST>(v, s);
+  } else {
+    change<P>(v, s);
+    if constexpr (P < LAST) changes<P + 1, LAST>(v, s);
+  }
 }
 
 template <int P> DEVICE float term(float v, float g) {
@@ -82,8 +94,7 @@ template <int P> DEVICE void settle(float total, float n, float eps, float* s) {
   else s[OP == LAYER_NORM_BACK && P == 3 ? 3 : 2] = mean;
 }
 
-// `hit`: this is the element that the row's class names.
-DEVICE float result(float v, float g, float w, float b, const float* s, bool hit) {
+DEVICE float result(float v, float g, float w, float b, const float* s) {
   if (OP == RMS_NORM || OP == ADD_RMS_NORM || OP == LAYER_NORM) {
     v = mul(v, s[1]);
     if (TW != NONE) v = mul(v, w);
@@ -93,9 +104,20 @@ DEVICE float result(float v, float g, float w, float b, const float* s, bool hit
   if (OP == LOG_SOFTMAX) return sub(v, s[1]);
   if (OP == RMS_NORM_BACK) return mul(sub(g, mul(v, s[2])), s[1]);
   if (OP == LAYER_NORM_BACK) return mul(sub(sub(g, s[2]), mul(v, s[3])), s[1]);
-  if (GIVEN) return hit ? sub(mul(v, s[3]), s[3]) : mul(v, s[3]);
+  if (GIVEN) return mul(v, s[3]);
   if (OP == SOFTMAX_BACK) return mul(v, sub(g, s[3]));
   return sub(g, mul(v, s[3]));
+}
+// Of four neighbours; `at` is where from the first of them the element lies that the row's class names.
+DEVICE void results(const float (&v)[4], const float (&g)[4], const float (&w)[4], const float (&b)[4], const float* s, int at,
+                    float (&y)[4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j) y[j] = result(v[j], g[j], w[j], b[j], s);
+  if (GIVEN && (u32)at < 4) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (j == at) y[j] = sub(y[j], s[3]);
+  }
 }
 
 // The class of a row, in an operation that has one; -1 where it is `ignored`. Places of classes count words of four bytes.

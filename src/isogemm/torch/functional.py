@@ -330,8 +330,5 @@ def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, contract:
         raise OptionError(name, limit="a plain buffer", value="requires_grad=True", nearest=f"{name}.detach()")
     if not buffer.is_contiguous():
         raise LayoutError(f"strides of {name}", limit="contiguous", value=buffer.stride(), nearest="torch.zeros_like")
-    if grad_order.startswith("tree"):
-        raise OptionError(
-            f"grad_order with {name}", limit="chain or leafL", value=grad_order, nearest="leaf4096, which has a total"
-        )
+    operator.check_no_tree(name, grad_order)
     operator.check_no_hooks(name, of)

@@ -214,6 +214,19 @@ def check_no_hooks(name: str, parameter: Tensor) -> None:
         )
 
 
+def check_no_tree(name: str, grad_order: str) -> None:
+    """Raise of a tree for sums that go on in the buffer `name`: it has no total before its last row.
+
+    Raises
+    ------
+    OptionError
+    """
+    if grad_order.startswith("tree"):
+        raise OptionError(
+            f"grad_order with {name}", limit="chain or leafL", value=grad_order, nearest="leaf4096, which has a total"
+        )
+
+
 def asked_for(ctx: Any, place: int, buffer: Tensor | None) -> Tensor | None:
     """A parameter's buffer, where a backward pass goes on to the parameter's ``.grad``; else None.
 

@@ -7,9 +7,10 @@ the processor's vector width. The executable definition, with the order of every
 Sums: element i of a row belongs to lane ``i % 128``; each lane is a chain of additions from +0 in ascending order, and
 lanes meet in a binary tree, l with l + 64 first. Every NaN of a result is the canonical one.
 
-Gradients of x are functions of their own row too. Those of a weight, a bias and an embedding's table are chains over
-the rows in ascending order from +0, or from a float32 buffer in the parameter's attribute ``main_grad``, which then
-takes the gradient in place of ``.grad``: so micro-batches of any sizes have the bits of one batch.
+Gradients of x are functions of their own row too. Those of a weight and a bias are sums over the rows in `grad_order`,
+under ``fma``, those of an embedding's table chains over its rows; all in ascending order from +0, or from a float32
+buffer in the parameter's attribute ``main_grad``, which then takes the gradient in place of ``.grad``: so micro-batches
+of whole leaves, of any sizes where the order is a chain, have the bits of one batch.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ __all__ = [
 ]
 
 
-def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_dtype: Any = None) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_dtype: Any = None, grad_order: str = "chain"
+) -> Tensor:
     """``x / sqrt(mean(x**2) + eps) * weight`` along the last dimension.
 
     ``v = sum_of_squares / n + eps``, ``r = 1 / sqrt(v)``, ``(x * r) * weight``, every step rounded to float32; the sum
@@ -59,6 +62,9 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_
         Rounded to float32.
     out_dtype : dtype, optional
         Default: that of `x`.
+    grad_order : str
+        Order of the rows' sum in the gradient of `weight`: ``chain``, ``leafL`` (a chain for each L rows of all leading
+        dimensions together, and these sums in order) or ``treeN``. A GPU adds the leaves at the same time.
 
     Returns
     -------
@@ -74,13 +80,16 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_
         Operands are on different devices, or on one that is neither a CPU nor a CUDA device.
     OptionError
         `eps` is negative or NaN.
+    ContractError
+        A gradient is recorded, and there is no such order.
     """
-    return along("rms_norm", (x, weight), (eps, out_dtype))
+    return along("rms_norm", (x, weight), (eps, out_dtype), grad_order)
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_dtype: Any = None
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, residual: Tensor, weight: Tensor | None = None, eps: float = 1e-6, *, out_dtype: Any = None,
+    grad_order: str = "chain",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``h = x + residual``, rounded to residual's dtype, and ``rms_norm(h, weight, eps)``: (the norm, h).
 
     The bits are those of the sum and the norm apart; on CUDA one kernel does both, where no gradient is recorded.
@@ -93,6 +102,8 @@ def add_rms_norm(
     eps : float
     out_dtype : dtype, optional
         Of the norm; default: that of `residual`.
+    grad_order : str
+        As in `rms_norm`.
 
     Returns
     -------
@@ -100,15 +111,16 @@ def add_rms_norm(
 
     Raises
     ------
-    ShapeError, DTypeError, DeviceError, OptionError
+    ShapeError, DTypeError, DeviceError, OptionError, ContractError
         As `rms_norm`; also where the shapes of `x` and `residual` differ.
     """
-    return together("add_rms_norm", (x, residual, weight), (eps, out_dtype))
+    return together("add_rms_norm", (x, residual, weight), (eps, out_dtype), grad_order)
 
 
 def layer_norm(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, out_dtype: Any = None
-) -> Tensor:
+    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5, *, out_dtype: Any = None,
+    grad_order: str = "chain",
+) -> Tensor:  # fmt: skip
     """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` along the last dimension, with the biased variance.
 
     ``d = x - sum / n``, ``v = sum_of_squares(d) / n + eps``, ``r = 1 / sqrt(v)``, ``(d * r) * weight + bias``, every
@@ -120,6 +132,8 @@ def layer_norm(
     weight, bias : Tensor, shape (n,), optional
     eps : float
     out_dtype : dtype, optional
+    grad_order : str
+        Of the rows' sums in the gradients of `weight` and `bias`, as in `rms_norm`.
 
     Returns
     -------
@@ -127,10 +141,10 @@ def layer_norm(
 
     Raises
     ------
-    ShapeError, DTypeError, DeviceError, OptionError
+    ShapeError, DTypeError, DeviceError, OptionError, ContractError
         As `rms_norm`.
     """
-    return along("layer_norm", (x, weight, bias), (eps, out_dtype))
+    return along("layer_norm", (x, weight, bias), (eps, out_dtype), grad_order)
 
 
 def softmax(x: Tensor, *, out_dtype: Any = None) -> Tensor:

@@ -142,6 +142,22 @@ def test_a_converted_model_calls_our_products(monkeypatch):
     assert {options["grad_order"] for options in seen} == {"leaf32"}
 
 
+@pytest.mark.parametrize("make", [torch.nn.RMSNorm, torch.nn.LayerNorm])
+def test_a_converted_norm_sums_its_rows_in_the_order(make):
+    x, found = torch.randn(24, 40, generator=torch.Generator().manual_seed(1)), []
+    for order in ("leaf8", "chain"):
+        model = torch.nn.Sequential(make(40))
+        iso.convert(model, grad_order=order)
+        model(x).square().sum().backward()
+        own = [p.detach().clone().requires_grad_() for p in model.parameters()]
+        rows = getattr(iso.reductions, "rms_norm" if make is torch.nn.RMSNorm else "layer_norm")
+        eps = torch.finfo(torch.float32).eps if make is torch.nn.RMSNorm else 1e-5
+        rows(x, *own, eps=eps, grad_order=order).square().sum().backward()
+        found.append([p.grad for p in model.parameters()])
+        assert all(torch.equal(got, p.grad) for got, p in zip(found[-1], own, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_mlp_s_rows_do_not_see_their_batch(dtype):
     torch.manual_seed(0)

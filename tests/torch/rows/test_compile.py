@@ -154,6 +154,7 @@ def test_operators_with_a_gradient_keep_the_rules(kind):
     operator, back = (getattr(torch.ops.isogemm, name).default for name in (kind, f"{kind}_backward"))
     count, places = len(signature(kind).operands), summed(kind)
     plain, options, none = SINGLE[kind][:count], SINGLE[kind][count:], [None] * len(places)
+    options = (*options, "leaf2") if kind in ("rms_norm", "layer_norm") else options
     needs = [t is not None and (i == 0 or kind not in ("rope", "embedding")) for i, t in enumerate(plain)]
     leaves = [t.clone().requires_grad_() if need else t for t, need in zip(plain, needs, strict=True)]
     torch.library.opcheck(operator, (*leaves, *none, *options))

@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 
 from isogemm.contract import rows as define
-from isogemm.errors import ShapeError
+from isogemm.contract.compare import bits
+from isogemm.contract.reference import evaluate
+from isogemm.contract.spec import Contract
+from isogemm.errors import ContractError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")
@@ -153,6 +156,94 @@ def test_norms_have_the_gradients_of_their_formulas():
         h = row * r
         want = (g - h * (define.lane_sum(g * h) / n)) * r
         np.testing.assert_array_equal(tensor.grad[i].numpy(), want)
+
+
+def norm_weights(order: str, cuts: Any, dtype: Any, compiled: bool = False, start: Any = None) -> list[Any]:
+    """Gradients of a weight and a bias, in buffers that hold `start` if there is one."""
+    x, dy = (drawn(ROWS, N, seed=i, dtype=dtype) for i in (1, 2))
+    parameters = [drawn(N, seed=3 + i).requires_grad_() for i in (0, 1)]
+    for p in parameters if start is not None else ():
+        p.main_grad = start.clone()
+
+    def norm(x: Any, w: Any, b: Any) -> Any:
+        return reductions.layer_norm(x, w, b, grad_order=order)
+
+    function = torch.compile(norm, fullgraph=True, backend="aot_eager") if compiled else norm
+    for part, back in zip(x.split(cuts), dy.split(cuts), strict=True):
+        function(part, *parameters).backward(back)
+    return [p.grad if start is None else p.main_grad for p in parameters]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("order", ["chain", "leaf1", "leaf7", "leaf8", "leaf100", "tree4", "tree16"])
+def test_sums_over_rows_have_the_order_of_the_call(order, dtype):
+    x, dy = (drawn(ROWS, N, seed=i, dtype=dtype).float().numpy() for i in (1, 2))
+    stats = [define.layer_norm_back(row, row)[1] for row in x]
+    h = np.array([(row - middle) * r for row, (r, middle) in zip(x, stats, strict=True)])
+    ones = np.ones((1, ROWS), np.float32)
+    for got, terms in zip(norm_weights(order, ROWS, dtype), (dy * h, dy), strict=True):
+        assert np.array_equal(bits(got.numpy()), bits(evaluate(ones, terms, Contract.parse(f"fma/{order}"))[0]))
+
+
+@pytest.mark.parametrize("order", ["leaf2", "leaf4"])
+def test_micro_batches_of_whole_leaves_have_the_bits_of_one_batch(order):
+    start = drawn(N, seed=5)
+    want = norm_weights(order, ROWS, torch.float32, start=start)
+    for cuts in (8, [12, 12], [4, 20]):
+        for got, expected in zip(norm_weights(order, cuts, torch.float32, start=start), want, strict=True):
+            assert torch.equal(got, expected)
+    for got, other in zip(norm_weights("chain", ROWS, torch.float32, start=start), want, strict=True):
+        assert not torch.equal(got, other)
+
+
+def test_compiled_code_has_the_order_of_the_call():
+    torch.compiler.reset()
+    for start in (None, drawn(N, seed=5)):
+        want = norm_weights("leaf4", 12, torch.bfloat16, start=start)
+        for got, expected in zip(norm_weights("leaf4", 12, torch.bfloat16, True, start), want, strict=True):
+            assert torch.equal(got, expected)
+
+
+def test_orders_that_cannot_be_are_refused():
+    start = torch.zeros(N)
+    with pytest.raises(OptionError, match=r"6 rows.*whole leaves|multiples of 4 rows"):
+        norm_weights("leaf4", [6, 18], torch.float32, start=start)
+    with pytest.raises(OptionError, match="chain or leafL"):
+        norm_weights("tree4", ROWS, torch.float32, start=start)
+    for order in ("lanes32", "leaf0", "leaves"):
+        with pytest.raises(ContractError):
+            norm_weights(order, ROWS, torch.float32)
+
+
+def test_norms_of_pairs_have_the_order_of_the_call():
+    q, weight = drawn(ROWS, N, seed=1), drawn(N, seed=2)
+
+    def gradient(norm: Callable[..., Any]) -> Any:
+        w = weight.clone().requires_grad_()
+        norm(w).square().sum().backward()
+        return w.grad
+
+    whole = {
+        order: [
+            gradient(lambda w, o=order: reductions.rms_norm(q, w, grad_order=o)),
+            gradient(lambda w, o=order: reductions.add_rms_norm(q, 0 * q, w, grad_order=o)[0]),
+        ]
+        for order in ("chain", "leaf4")
+    }
+    for order, (alone, fused) in whole.items():
+        assert torch.equal(alone, fused), order
+    assert not torch.equal(whole["chain"][0], whole["leaf4"][0])
+    pairs = {
+        order: gradient(lambda w, o=order: reductions.norm_rope_pair(q, q, w, None, COS, SIN, grad_order=o)[0])
+        for order in whole
+    }
+    turned = {
+        order: gradient(lambda w, o=order: reductions.rope(reductions.rms_norm(q, w, grad_order=o), COS, SIN))
+        for order in whole
+    }
+    for order in whole:
+        assert torch.equal(pairs[order], turned[order]), order
+    assert not torch.equal(pairs["chain"], pairs["leaf4"])
 
 
 def test_a_buffer_takes_what_grad_would_have():

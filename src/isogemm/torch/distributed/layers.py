@@ -389,7 +389,8 @@ class HeadNorm(Parallel, RowNorm):
         for alias, buffer in zip(aliases, () if self.leaf_grads is None else self.leaf_grads, strict=False):
             alias.main_grad = buffer
         parts = zip(x.chunk(groups, -2), aliases, strict=True)
-        return torch.cat([reductions.rms_norm(y, self._scale(w), eps, out_dtype=dtype) for y, w in parts], -2)
+        options = {"out_dtype": dtype, "grad_order": self.grad_order}
+        return torch.cat([reductions.rms_norm(y, self._scale(w), eps, **options) for y, w in parts], -2)
 
     def settle(self) -> None:
         """The sum of the buffers of all groups, on all ranks, to the parameter's own; theirs become zero."""

@@ -22,7 +22,7 @@ from . import recognition
 from .huggingface import experts, inline, loss, rotary, whole
 from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
-from .layers import Converted, Linear, Transposed, checked
+from .layers import AnyNorm, Converted, Linear, Transposed, checked
 from .merging import GatedMLP, Merging
 from .own_code import OwnCode
 from .recognition import Looks, Match
@@ -77,7 +77,7 @@ def convert(
         - ``experts``: mixtures of experts of transformers models: experts, routers, and what a block has besides.
         - ``loss``: what a causal language model of transformers computes where it is given labels.
     contract, grad_order
-        As in `Linear`, for all products. Attention takes the arithmetic.
+        As in `Linear`, for all products; the order also for the gradients of norms. Attention takes the arithmetic.
     leave : sequence of str
         Patterns (``"lm_head"``, ``"encoder.*"``) of module names to leave as they are, with all inside them.
     strict : bool
@@ -154,6 +154,8 @@ def convert(
         _become(child, known, halves)
         if isinstance(child, (Linear, Transposed, OwnCode)) or known.part == "experts":
             child.contract, child.grad_order = chosen, order
+        if isinstance(child, AnyNorm):
+            child.grad_order = order
     for child in plan.attention.values():
         vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
     quantized = {}

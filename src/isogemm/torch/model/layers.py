@@ -190,28 +190,32 @@ def inferred(x: Tensor, weight: Tensor, bias: Tensor | None, contract: Contract 
     return products.linear(x, weight, bias, contract_text(contract), None)
 
 
-class RMSNorm(Converted, torch.nn.RMSNorm):  # type: ignore[misc]
+class AnyNorm(Converted):
+    """A norm over the last dimension. `grad_order` is that of the rows' sums in the gradients of its parameters."""
+
+    part = "norm"
+    grad_order = "leaf4096"
+
+
+class RMSNorm(AnyNorm, torch.nn.RMSNorm):  # type: ignore[misc]
     """`torch.nn.RMSNorm` over the last dimension, computed by `reductions.rms_norm`.
 
     An eps of None is float32's epsilon, as in torch.
     """
 
-    part = "norm"
-
     def forward(self, x: Any) -> Any:
         """``x / sqrt(mean(x**2) + eps) * weight``."""
         eps = self.eps if self.eps is not None else torch.finfo(torch.float32).eps
-        return reductions.rms_norm(x, self._operand("weight"), eps)
+        return reductions.rms_norm(x, self._operand("weight"), eps, grad_order=self.grad_order)
 
 
-class LayerNorm(Converted, torch.nn.LayerNorm):  # type: ignore[misc]
+class LayerNorm(AnyNorm, torch.nn.LayerNorm):  # type: ignore[misc]
     """`torch.nn.LayerNorm` over the last dimension, computed by `reductions.layer_norm`."""
-
-    part = "norm"
 
     def forward(self, input: Any) -> Any:
         """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``."""
-        return reductions.layer_norm(input, self._operand("weight"), self._operand("bias"), self.eps)
+        weight, bias = self._operand("weight"), self._operand("bias")
+        return reductions.layer_norm(input, weight, bias, self.eps, grad_order=self.grad_order)
 
 
 class Embedding(Converted, torch.nn.Embedding):  # type: ignore[misc]
@@ -252,13 +256,12 @@ class SiLU(Converted, torch.nn.SiLU):  # type: ignore[misc]
         return reductions.silu(input)
 
 
-class RowNorm(Converted):
+class RowNorm(AnyNorm):
     """An RMSNorm of another library, with a weight or without: `convert` mixes this into its class.
 
     `eps_name` is where its eps stands. With `offset` it multiplies by ``1 + weight``, in float32.
     """
 
-    part = "norm"
     eps_name: ClassVar[str] = "eps"
     offset: ClassVar[bool] = False
 
@@ -290,4 +293,5 @@ class RowNorm(Converted):
         both = hidden_states.dtype if self.offset else None
         if weight is not None and not self.offset and weight.dtype != hidden_states.dtype:
             both = torch.promote_types(weight.dtype, hidden_states.dtype)
-        return reductions.rms_norm(hidden_states, weight, getattr(self, self.eps_name), out_dtype=both)
+        eps = getattr(self, self.eps_name)
+        return reductions.rms_norm(hidden_states, weight, eps, out_dtype=both, grad_order=self.grad_order)

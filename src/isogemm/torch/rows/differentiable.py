@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import OptionError
-from ..operator import apart, asked_for, check_no_ddp, check_no_hooks, define, once
+from ..operator import apart, asked_for, check_no_ddp, check_no_hooks, check_no_tree, define, once
 from .direct import direct
-from .gradients import Grads, Recording
+from .gradients import Grads, Recording, summing
 from .signature import signature
 from .table import differentiated, fake, schema, summed
 
@@ -26,17 +26,12 @@ def buffers_asked_for(ctx: Any, buffers: Grads, tensors: Sequence[Any]) -> Grads
     return tuple([asked_for(ctx, i, buffer) for i, buffer in zip(places, buffers, strict=True)])
 
 
-def check_constants(kind: str, needs: Sequence[bool]) -> None:
-    """Raise where the angles of a rotation want gradients."""
-    if kind == "rope" and any(needs[1:]):
-        raise OptionError("cos and sin", limit="constants", value="requires_grad=True", nearest="cos.detach()")
-
-
 class WithGradient:
     """The operators of an operation of `ROWS` and of its gradient.
 
-    Operands come first, then buffers, of those alone that may have one (`summed`), and options last. Where a buffer
-    took a gradient, or nobody needs it, the gradient is empty: an operator has a tensor in every place.
+    Operands come first, then buffers, of those alone that may have one (`summed`), then options, and last the order of
+    sums over rows, if there are any but those of a table. Where a buffer took a gradient, or nobody needs it, the
+    gradient is empty: an operator has a tensor in every place.
 
     Parameters
     ----------
@@ -50,9 +45,11 @@ class WithGradient:
         self.kind, self.forward, self.count = kind, forward, len(about.operands)
         self.summed = summed(kind)
         self.end = self.count + len(self.summed)
+        self.ordered = any(extent == "row" for _, extent in about.operands)
         # of operands that have a gradient
         self.places = [i for i, (_, extent) in enumerate(about.operands) if extent not in ("angles", "class")]
         operands, options = schema(kind)
+        options += ", str grad_order" if self.ordered else ""
         results = "Tensor" if len(self.places) == 1 else f"({', '.join(['Tensor'] * len(self.places))})"
         given, rest = f"(Tensor dy, {operands}", f", bool[] needs{options}) -> {results}"
         buffers = [f"{about.operands[i].name}_buffer" for i in self.summed]
@@ -66,35 +63,46 @@ class WithGradient:
             setup=self._setup, backward=self._differentiate, forward=self._compiled,
         )  # fmt: skip
 
-    def __call__(self, tensors: Grads, options: tuple[Any, ...]) -> Tensor:
+    def __call__(self, tensors: Grads, options: tuple[Any, ...], order: str) -> Tensor:
         """The result."""
-        buffers = self.buffers(tensors)
-        found: Tensor = self.call(*tensors, *[buffers[i] for i in self.summed], *options)
+        buffers, last = self.buffers(tensors, order), (order,) if self.ordered else ()
+        found: Tensor = self.call(*tensors, *[buffers[i] for i in self.summed], *options, *last)
         return found
 
-    def buffers(self, tensors: Grads) -> Grads:
+    def buffers(self, tensors: Grads, order: str) -> Grads:
         """Of each operand the float32 buffer that takes its gradient, or None.
 
         Raises
         ------
         OptionError
-            One whose parameter has hooks, or that is used inside of DistributedDataParallel.
+            One whose parameter has hooks, that is used inside of DistributedDataParallel, or that is to take a tree.
         """
         found = self._of_each([getattr(tensors[place], "main_grad", None) for place in self.summed])
         for tensor, buffer in zip(tensors, found, strict=True):
             if buffer is not None:
                 check_no_ddp()
                 check_no_hooks("main_grad", tensor)
+                check_no_tree("main_grad", order)
         return found
 
+    def check(self, needs: Sequence[bool], order: str) -> None:
+        """Raise where the angles of a rotation want gradients, or there is no such order."""
+        if self.kind == "rope" and any(needs[1:]):
+            raise OptionError("cos and sin", limit="constants", value="requires_grad=True", nearest="cos.detach()")
+        summing(order)
+
+    def _split(self, given: Sequence[Any]) -> tuple[tuple[Any, ...], str]:
+        """Options, and the order of sums."""
+        return (tuple(given[:-1]), given[-1]) if self.ordered else (tuple(given), "chain")
+
     def _direct(self, *given: Any) -> Tensor:
-        return direct(self.kind, given[: self.count], given[self.end :])
+        return direct(self.kind, given[: self.count], self._split(given[self.end :])[0])
 
     def _shown(self, *given: Any) -> Tensor:
-        return fake(self.kind, given[: self.count], given[self.end :])
+        return fake(self.kind, given[: self.count], self._split(given[self.end :])[0])
 
     def _compiled(self, *given: Any) -> Any:
-        return self.forward(*given[: self.count], *given[self.end :])
+        return self.forward(*given[: self.count], *self._split(given[self.end :])[0])
 
     def _of_each(self, buffers: Sequence[Any]) -> Grads:
         """Buffers, one for each operand."""
@@ -104,31 +112,34 @@ class WithGradient:
         return tuple(found)
 
     def _setup(self, ctx: Any, given: tuple[Any, ...], output: Tensor) -> None:
-        check_constants(self.kind, ctx.needs_input_grad[: self.count])
-        ctx.buffers, ctx.options = self._of_each(given[self.count : self.end]), given[self.end :]
+        ctx.buffers, (ctx.options, ctx.order) = (
+            self._of_each(given[self.count : self.end]),
+            self._split(given[self.end :]),
+        )
+        self.check(ctx.needs_input_grad[: self.count], ctx.order)
         ctx.save_for_backward(*given[: self.count])
 
     def _differentiate(self, ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         needs = ctx.needs_input_grad[: self.count]
-        found = self.back(ctx, dy, needs, ctx.buffers, ctx.options, by_operator=True)
-        return *found, *[None] * (len(self.summed) + len(ctx.options))
+        found = self.back(ctx, dy, needs, ctx.buffers, ctx.options, ctx.order, by_operator=True)
+        return *found, *[None] * (len(self.summed) + len(ctx.options) + self.ordered)
 
     def back(
-        self, ctx: Any, dy: Tensor, needs: Sequence[bool], buffers: Grads, options: tuple[Any, ...], *,
+        self, ctx: Any, dy: Tensor, needs: Sequence[bool], buffers: Grads, options: tuple[Any, ...], order: str, *,
         by_operator: bool,
     ) -> Grads:  # fmt: skip
         """The gradient of each operand that a context saved; None where nobody needs it or a buffer took it."""
         tensors = ctx.saved_tensors  # once: a checkpoint makes them anew
         asked = buffers_asked_for(ctx, buffers, tensors)
         if not by_operator:
-            of = Recording(self.kind, options, asked, tuple(needs))
+            of = Recording(self.kind, options, asked, tuple(needs), order)
             return once(self.kind, differentiated(of, dy, *tensors), dy, *tensors)
         asked = tuple([buffer if need else None for buffer, need in zip(asked, needs, strict=True)])
-        taken = [asked[i] for i in self.summed]
+        taken, last = [asked[i] for i in self.summed], (order,) if self.ordered else ()
         if any(buffer is not None for buffer in taken):
-            found = self.gradients_into(dy, *tensors, *taken, list(needs), *options)
+            found = self.gradients_into(dy, *tensors, *taken, list(needs), *options, *last)
         else:
-            found = self.gradients(dy, *tensors, list(needs), *options)
+            found = self.gradients(dy, *tensors, list(needs), *options, *last)
         found = once(self.kind, found if isinstance(found, tuple) else (found,), dy, *tensors)
         grads: list[Any] = [None] * self.count
         for place, grad in zip(self.places, found, strict=True):
@@ -141,8 +152,8 @@ class WithGradient:
 
     def _gradients(self, dy: Tensor, *given: Any) -> Any:
         tensors, needs = given[: self.count], tuple(given[self.end])
-        buffers, options = self._of_each(given[self.count : self.end]), given[self.end + 1 :]
-        found = differentiated(Recording(self.kind, options, buffers, needs), dy, *tensors)
+        buffers, rest = self._of_each(given[self.count : self.end]), self._split(given[self.end + 1 :])
+        found = differentiated(Recording(self.kind, rest[0], buffers, needs, rest[1]), dy, *tensors)
         made: list[Tensor] = []
         for grad, need in ((found[place], needs[place]) for place in self.places):
             made.append(apart(grad, dy, *tensors, *made) if need and grad is not None else dy.new_empty(0))

@@ -2,13 +2,15 @@
 
 Everything is float32 until the one rounding to the operand's dtype. Sums along rows, exp and sigmoid are those of
 `isogemm.contract.rows`; what torch itself computes here are single sums, products and quotients of elements, which are
-correctly rounded and know no order; roots are NumPy's. Sums over rows are ``fma/chain`` products with a row of ones, in
-ascending order from +0 or from the buffer that takes them. On a device most are kernels, with the bits of the formulas.
+correctly rounded and know no order; roots are NumPy's. Sums over rows are products with a row of ones under ``fma`` and
+the order of the call, from +0 or from the buffer that takes them. On a device most are kernels, with the bits of the
+formulas.
 """
 
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,10 +19,12 @@ from torch import Tensor
 
 from ...api.products import matmul
 from ...base.dtypes import FLOAT32
-from ...errors import ShapeError
+from ...contract.spec import Contract, as_contract
+from ...errors import ContractError, ShapeError
 from ...operands.memory import empty
 from ...operands.tensors import memory
 from ..device import column
+from ..gemm.buffers import advance
 from .direct import direct, launched
 
 Grads = tuple[Tensor | None, ...]
@@ -28,12 +32,16 @@ _FLOAT32 = torch.float32
 
 
 class Recording(NamedTuple):
-    """A call whose gradients are wanted: of each operand the buffer that takes its gradient, and whether it has one."""
+    """A call whose gradients are wanted: of each operand the buffer that takes its gradient, and whether it has one.
+
+    `order` is that of sums over rows.
+    """
 
     kind: str
     options: tuple[Any, ...]
     buffers: Grads
     needs: tuple[bool, ...]
+    order: str = "chain"
 
     def buffer(self, place: int, like: Tensor) -> Tensor | None:
         """The float32 buffer of an operand. Raises ShapeError: it has not the operand's shape."""
@@ -45,6 +53,21 @@ class Recording(NamedTuple):
         if found is not None:
             torch.autograd.graph.increment_version(found)  # kernels write behind torch's back
         return found
+
+
+@cache
+def summing(order: str) -> Contract:
+    """The contract of sums over rows in an order.
+
+    Raises
+    ------
+    ContractError
+        It is none of ``chain``, ``leafL`` and ``treeN``.
+    """
+    found = as_contract(f"fma/{order}")
+    if found.order.kind == "lanes":
+        raise ContractError("grad_order", limit="chain, leafL or treeN", value=order, nearest="leaf4096")
+    return found
 
 
 def softmax_back(p: Tensor, dy: Tensor) -> Tensor:
@@ -95,18 +118,21 @@ def _over_rows(of: Recording, place: int, like: Tensor | None, terms: Any) -> Te
     """
     if like is None or not of.needs[place]:
         return None
-    buffer = of.buffer(place, like)
+    buffer, contract = of.buffer(place, like), summing(of.order)
+    shape = (terms[2] if like.is_cuda else terms).shape
+    count = math.prod(shape[:-1])
+    if buffer is not None:
+        advance(buffer, count, str(contract))
     if like.is_cuda:
         total = torch.empty(like.shape, dtype=like.dtype, device=like.device) if buffer is None else buffer
-        term, x, dy, stats = terms
-        column("row_sums", like.device.type).columns(term, x, dy, stats, total, start=buffer is not None)
+        sums = column("row_sums", like.device.type)
+        sums.columns(*terms, total, order=contract.order, start=buffer is not None)
         return total if buffer is None else None
-    flat = terms.reshape(math.prod(terms.shape[:-1]), terms.shape[-1])
-    ones = torch.ones(1, len(flat), dtype=_FLOAT32, device="cpu")
+    flat, ones = terms.reshape(count, shape[-1]), torch.ones(1, count, dtype=_FLOAT32, device="cpu")
     if buffer is not None:
-        matmul(ones, flat, out=buffer.unsqueeze(0), accumulate=True, contract="fma/chain")
+        matmul(ones, flat, out=buffer.unsqueeze(0), accumulate=True, contract=contract)
         return None
-    found: Tensor = matmul(ones, flat, contract="fma/chain").reshape(-1).to(like.dtype)
+    found: Tensor = matmul(ones, flat, contract=contract).reshape(-1).to(like.dtype)
     return found
 
 

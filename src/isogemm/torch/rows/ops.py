@@ -9,12 +9,13 @@ torch records no gradients. Where it does, an operation is one of those of `isog
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from ..operator import Reverse, define_forward, forward_alone, is_compiling, records, row_way
-from .differentiable import WithGradient, check_constants
+from .differentiable import WithGradient
 from .direct import direct, fused
 from .gradients import Grads
 from .signature import dtype_of, signature
@@ -25,8 +26,8 @@ OPERATORS: dict[str, Any] = {}  # without gradients
 _DIFFERENTIABLE: dict[str, WithGradient] = {}
 
 
-def along(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
-    """An operation of `ROWS`, recorded for its gradients where torch records them.
+def along(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], order: str = "chain") -> Tensor:
+    """An operation of `ROWS`, recorded for its gradients where torch records them; `order` is that of sums over rows.
 
     While torch.compile or a trace looks on, it is an operator that they do not look into, and so is its gradient.
     """
@@ -34,12 +35,12 @@ def along(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tens
     if way == "direct":
         return direct(kind, tensors, options)
     if way == "graph":
-        return _Along.apply(kind, options, _DIFFERENTIABLE[kind].buffers(tensors), *tensors)
+        return _Along.apply(kind, options, order, _DIFFERENTIABLE[kind].buffers(tensors, order), *tensors)
     options = _as_operators_take(options)
     if way == "forward":
         found: Tensor = OPERATORS[kind](*tensors, *options)
         return found
-    return _DIFFERENTIABLE[kind](tensors, options)
+    return _DIFFERENTIABLE[kind](tensors, options, order)
 
 
 def _as_operators_take(options: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -47,14 +48,14 @@ def _as_operators_take(options: tuple[Any, ...]) -> tuple[Any, ...]:
     return options if not options or options[-1] is None else (*options[:-1], dtype_of(None, options[-1]))
 
 
-def together(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Pair:
+def together(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], order: str = "chain") -> Pair:
     """Both results of an operation of `FUSED`; on a device from one launch, where no gradient is recorded."""
     if _fits(kind, tensors) and not records(*tensors):
         found: Pair | None = fused(kind, tensors, options)
         if found is not None:
             return found
     if not forward_alone():
-        return FUSED[kind](along, tensors, options)
+        return FUSED[kind](partial(along, order=order), tensors, options)
     made: Pair = OPERATORS[kind](*tensors, *_as_operators_take(options))
     return made
 
@@ -71,18 +72,20 @@ def _fits(kind: str, tensors: tuple[Any, ...]) -> bool:
 
 class _Along(Reverse):
     @staticmethod
-    def forward(ctx: Any, kind: str, options: tuple[Any, ...], buffers: Grads, *tensors: Tensor | None) -> Tensor:
-        ctx.call = (kind, options, buffers)
-        check_constants(kind, ctx.needs_input_grad[3:])
+    def forward(
+        ctx: Any, kind: str, options: tuple[Any, ...], order: str, buffers: Grads, *tensors: Tensor | None
+    ) -> Tensor:
+        ctx.call = (kind, options, order, buffers)
+        _DIFFERENTIABLE[kind].check(ctx.needs_input_grad[4:], order)
         ctx.save_for_backward(*tensors)
         return direct(kind, tensors, options)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        kind, options, buffers = ctx.call
-        needs = ctx.needs_input_grad[3:]
-        of = _DIFFERENTIABLE[kind]
-        return None, None, None, *of.back(ctx, dy, needs, buffers, options, by_operator=is_compiling())
+        kind, options, order, buffers = ctx.call
+        needs, of = ctx.needs_input_grad[4:], _DIFFERENTIABLE[kind]
+        found = of.back(ctx, dy, needs, buffers, options, order, by_operator=is_compiling())
+        return None, None, None, None, *found
 
 
 def define_row(kind: str) -> None:

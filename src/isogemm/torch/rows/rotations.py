@@ -81,6 +81,7 @@ def norm_rope_pair(
     *,
     interleaved: bool = False,
     out_dtype: Any = None,
+    grad_order: str = "chain",
 ) -> tuple[Tensor, Tensor]:
     """``rope(rms_norm(q, q_weight, eps), cos, sin)`` and the same of k, as in Qwen3's attention.
 
@@ -97,6 +98,8 @@ def norm_rope_pair(
     eps : float
     interleaved : bool
     out_dtype : dtype, optional
+    grad_order : str
+        Of the rows' sums in the gradients of the weights, as in `rms_norm`.
 
     Returns
     -------
@@ -105,11 +108,11 @@ def norm_rope_pair(
 
     Raises
     ------
-    ShapeError, DTypeError, DeviceError, OptionError
+    ShapeError, DTypeError, DeviceError, OptionError, ContractError
         As `rms_norm` and `rope`.
     """
     operands = (q, k, q_weight, k_weight, cos, sin)
-    return together("norm_rope_pair", operands, (eps, bool(interleaved), out_dtype))
+    return together("norm_rope_pair", operands, (eps, bool(interleaved), out_dtype), grad_order)
 
 
 def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:

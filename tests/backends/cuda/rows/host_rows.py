@@ -170,7 +170,7 @@ class HostKernel:
 
     def _columns(self, p: list[int], content: bytes, *rest: Any) -> list[Any]:
         code, place = self.code, Place(content, self.code.dims)
-        *columns, n, start = rest
+        *columns, leaf, n, start = rest
         x, d = place.read(0, p[0], code.tx, n, columns[0]), place.read(1, p[1], code.td, n, columns[1])
         stats = memory(p[2], np.float32, 2 * place.rows).reshape(-1, 2)
         assert d is not None
@@ -179,7 +179,9 @@ class HostKernel:
             d = d * ((x - stats[:, 1:] if code.term == 2 else x) * stats[:, :1])
         index = np.arange(n) * columns[2]
         begin = memory(p[3], np.float32, index[-1] + 1)[index] if start else np.zeros(n, np.float32)
-        return [(p[3], index, chain(d, begin), dtype_of(code.to))]
+        leaves = range(0, len(d), leaf)
+        index = np.concatenate([i * n + index for i in range(len(leaves))])
+        return [(p[3], index, np.concatenate([chain(d[i : i + leaf], begin) for i in leaves]), dtype_of(code.to))]
 
     def _table(self, p: list[int], content: bytes, *rest: Any) -> list[Any]:
         code, place = self.code, Place(content, self.code.dims)

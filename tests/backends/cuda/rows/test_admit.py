@@ -205,7 +205,7 @@ def test_a_kernel_that_reads_four_at_once_gives_way_to_one_that_reads_one_by_one
     build.each("silu", (3,), 64, (Side(1, (64,), 1), ABSENT, ABSENT), (1,), 128, 0)
     turned = [build.Turned((4,), Side(1, (64,), 1), Side(0, (32,), 1), Side(0, (32,), 1))]
     build.rope(turned, 64, 1, interleaved=False, normed=False, eps=0.0, align=128, device=0)
-    build.columns(0, (40,), 64, ABSENT, Side(1, (64,), 1), Side(0), False, 128, 0)
+    build.columns(0, (40,), 64, ABSENT, Side(1, (64,), 1), Side(0), 40, False, 128, 0)
     assert [c.vec for c, _ in host.loaded if c.function != "rows"][-1] == 0
     assert {name for name, state in states(host) if state == "admitted"} == {
         "rows columns", "rows each", "rows held", "rows rope",

@@ -140,7 +140,7 @@ def test_rotations(kernels: Kernels):
 
 def test_columns_walk_rows_in_order(kernels: Kernels):
     for term in (0, 1, 2):
-        build.columns(term, (8192,), N, ROWS, ROWS, Side(0), True, 128, 0)
+        build.columns(term, (8192,), N, ROWS, ROWS, Side(0), 8192, True, 128, 0)
     assert len(kernels.loaded) == 3
     for kernel in kernels.loaded:
         check(kernel, 64, "LDG.E.64", "FADD", FFMA=0)

@@ -126,6 +126,27 @@ def test_micro_batches_have_the_bits_of_one_batch(name, n, dtype):
             assert torch.equal(bits(got), bits(expected))
 
 
+@pytest.mark.parametrize("order", ["leaf1", "leaf128", "leaf300", "leaf4096", "tree4", "tree16"])
+def test_sums_over_rows_have_the_order_of_the_call(order):
+    for shape, n in (((1000,), 50), ((5, 40, 6), 128), ((0,), 8), ((3,), 2100)):
+        x, dy = (drawn(*shape, n, seed=i, dtype=BF16) for i in (0, 1))
+        x, dy = (t.transpose(0, 1) if len(shape) > 1 else t for t in (x, dy))
+        found = []
+        for there in (False, True):
+            parameters = [drawn(n, seed=7 + i).to("cuda" if there else "cpu").requires_grad_() for i in (0, 1)]
+            operands = [t.cuda() if there else t for t in (x, dy)]
+            y = reductions.layer_norm(operands[0], *parameters, grad_order=order)
+            found.append([*torch.autograd.grad(y, parameters, operands[1], retain_graph=True)])
+            if not order.startswith("tree"):
+                for p in parameters:
+                    p.main_grad = drawn(n, seed=5).to(p.device)
+                y = reductions.layer_norm(operands[0], *parameters, grad_order=order)
+                y.backward(operands[1])
+                found[-1] += [p.main_grad for p in parameters]
+        for got, want in zip(found[1], found[0], strict=True):
+            same(got, want)
+
+
 def test_a_buffer_of_minus_zeros_keeps_its_sign():
     weight = torch.ones(8, device="cuda", requires_grad=True)
     weight.main_grad = torch.full((8,), -0.0, device="cuda")

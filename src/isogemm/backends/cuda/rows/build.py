@@ -200,10 +200,12 @@ def rope(
 
 
 def columns(
-    term: int, shape: Sequence[int], n: int, x: Side, d: Side, out: Side, start: bool, align: int, device: int
-) -> Bound | None:
+    term: int, shape: Sequence[int], n: int, x: Side, d: Side, out: Side, leaf: int, start: bool, align: int,
+    device: int,
+) -> Bound | None:  # fmt: skip
     """``launch(stream, x, d, stats, out)``: sums over rows in ascending order, from out where `start`, else from +0.
 
+    Each leaf of so many rows has a sum of its own, in a row of `out`, whose rows are dense where there are several.
     Terms: 0 ``d``, 1 ``d * (x * r)``, 2 ``d * ((x - mean) * r)``; `stats` holds (r, mean) of each row. None where the
     leading dimensions are too many.
     """
@@ -212,7 +214,7 @@ def columns(
         return None
     rows = counted("rows", math.prod(shape), INTS - 2**10)
     case = RowsCase(
-        (0, 0, 0, 0), (packed(rows, extents, steps),), (x.column, d.column, out.column), rows, n, start=start,
+        (0, 0, 0, 0), (packed(rows, extents, steps),), (x.column, d.column, out.column, leaf), rows, n, start=start,
         macros={"TERM": term, "TX": x.kind, "TD": d.kind, "TO": out.kind, "DIMS": dimensions_of(extents),
                 "WIDE": 16 if n <= 2048 else 32},
         vector=whole([x if term else ABSENT, d], shape, n, 4, align),

@@ -124,13 +124,17 @@ class Rope(RowsKernel):
 
 
 class ColumnSums(RowsKernel):
-    """Sums over rows, column by column."""
+    """Sums over rows, column by column, of each leaf of them."""
 
     file = function = "columns"
 
     def launch(self, code: Code, case: RowsCase) -> Mapping[str, Any]:
-        readers = 384 if code.wide == 16 else 480
-        return {"grid": (-(-case.n // code.wide),), "block": (readers // 3 * 4,), "shared": 2 * readers * 16 * 4}
+        readers, leaves = 384 if code.wide == 16 else 480, -(-case.count // case.columns[3])
+        return {
+            "grid": (-(-case.n // code.wide) * max(leaves, 1),),
+            "block": (readers // 3 * 4,),
+            "shared": 2 * readers * 16 * 4,
+        }
 
     def numbers(self, code: Code, case: RowsCase) -> list[Parameter]:
         return [("i32", case.n), ("i32", int(case.start))]

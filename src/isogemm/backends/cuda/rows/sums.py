@@ -1,22 +1,25 @@
-"""Sums over rows of torch CUDA tensors, in ascending order: gradients of weights, biases and tables of rows."""
+"""Sums over rows of torch CUDA tensors, in pinned orders: gradients of weights, biases and tables of rows."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from ....base.seen import Seen
+from ....contract.spec import Order
 from ..driver.facts import current_stream
 from ..driver.kernel import Bound
 from . import build
 from .run import side
 from .sides import ABSENT
 
+CHAIN = Order()
 _columns: Seen[Bound] = Seen(4096)
 _table: Seen[Bound] = Seen(4096)
 
 
-def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) -> None:
-    """``out[c] = out[c] or +0``, plus the terms of every row in ascending order, each sum rounded to float32.
+def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, order: Order = CHAIN, start: bool) -> None:
+    """The terms of every row, added in `order` under the contract ``fma``: to ``out[c]`` where `start`, else from +0.
 
     Parameters
     ----------
@@ -28,23 +31,45 @@ def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, start: bool) ->
         float32, (..., 2): r and mean of each row.
     out : Tensor, shape (n,)
         float32 where `start`: sums go on from what it holds.
+    order : Order
+        No tree where `start`.
     start : bool
     """
-    n = out.shape[0]
+    import torch
+
+    count = prod(dy.shape[:-1])
+    leaves = order.leaves(count, 1)
+    if order.kind == "chain" or (len(leaves) < 2 and not start):
+        return _walked(term, x, dy, stats, out, count, start=start)
+    made = torch.empty if order.kind == "leaf" else torch.zeros  # a tree's last leaves may be empty
+    sums = made(len(leaves), out.shape[0], dtype=torch.float32, device=out.device)
+    if count:
+        _walked(term, x, dy, stats, sums, leaves[0][1], start=False)
+    if order.kind == "leaf":
+        return _walked(0, None, sums, None, out, len(sums), start=start)
+    while len(sums) > 1:
+        sums = sums[::2] + sums[1::2]
+    out.copy_(sums[0])
+    return None
+
+
+def _walked(term: int, x: Any, dy: Any, stats: Any, out: Any, leaf: int, *, start: bool) -> None:
+    """One sum for each leaf of so many rows, in ascending order."""
+    n = out.shape[-1]
     if n == 0:
         return
-    device = out.get_device()
+    device, leaf = out.get_device(), max(leaf, 1)
     at = [0 if t is None else t.data_ptr() for t in (x if term else None, dy, stats, out)]
     common = at[0] | at[1] | 128
     align = common & -common
     left = (x.stride(), x.dtype) if term else None
-    key = (term, dy.shape, dy.stride(), dy.dtype, left, out.stride(), out.dtype, start, align, device)
+    key = (term, dy.shape, dy.stride(), dy.dtype, left, out.stride(), out.dtype, leaf, start, align, device)
     launch = _columns.get(key)
     if launch is None:
         sides = side(x) if term else ABSENT, side(dy), side(out)
-        launch = build.columns(term, dy.shape[:-1], n, *sides, start, align, device)
+        launch = build.columns(term, dy.shape[:-1], n, *sides, leaf, start, align, device)
         if launch is None:  # more leading dimensions than a kernel counts
-            return columns(term, x.reshape(-1, n), dy.reshape(-1, n), stats, out, start=start)
+            return _walked(term, x.reshape(-1, n), dy.reshape(-1, n), stats, out, leaf, start=start)
         _columns.keep(key, launch)
     launch(current_stream(device), *at)
 

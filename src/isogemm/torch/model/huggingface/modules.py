@@ -174,10 +174,10 @@ def turned(query: Tensor, key: Tensor, q_norm: Any, k_norm: Any, cos: Tensor, si
     if q_norm is None and k_norm is None:
         return reductions.rope_pair(query, key, cos, sin)
     if _is_row_norm(q_norm, query) and _is_row_norm(k_norm, key):
-        eps, other = getattr(q_norm, q_norm.eps_name), getattr(k_norm, k_norm.eps_name)
-        if eps == other:
+        (eps, order), other = ((getattr(x, x.eps_name), x.grad_order) for x in (q_norm, k_norm))
+        if (eps, order) == other:
             weights = q_norm._operand("weight"), k_norm._operand("weight")
-            return reductions.norm_rope_pair(query, key, *weights, cos, sin, eps)
+            return reductions.norm_rope_pair(query, key, *weights, cos, sin, eps, grad_order=order)
     query, key = (x if norm is None else norm(x) for x, norm in ((query, q_norm), (key, k_norm)))
     return reductions.rope_pair(query, key, cos, sin)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from ..base.arguments import nearest
 from ..base.dtypes import ITEMSIZE
@@ -12,9 +11,8 @@ from ..errors import OptionError, ShapeError
 from .ceilings import Work
 from .models import LinearShape, Model
 
-__all__ = ["PHASES", "Op", "Phase", "ops", "sharded"]
+__all__ = ["PHASES", "Op", "ops", "sharded"]
 
-Phase = Literal["prefill", "decode"]
 PHASES = ("prefill", "decode")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ..backends import open_device
 from ..base.dtypes import DTYPES
@@ -16,8 +15,6 @@ from ..operands.device_array import HOST
 from ..operands.tensors import uncompiled
 from ..operands.views import array
 from .matrix import PLAIN, QuantizedMatrix
-
-Array = npt.NDArray[Any]
 
 
 @uncompiled

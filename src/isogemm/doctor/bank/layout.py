@@ -10,7 +10,6 @@ from ..case import GemmCall, StoredMatrix
 from .variant import Variant
 
 PADDINGS = (4, 8, 16, 32, 64, 128)
-BYTES = 4
 
 
 def _transposed_in_place(x: StoredMatrix) -> StoredMatrix:

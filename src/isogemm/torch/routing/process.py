@@ -22,7 +22,6 @@ from .products import PRODUCTS, is_composite, replaced
 from .rows import REDUCTIONS, reduced
 from .state import Process
 
-Tensor = Any  # torch is untyped to mypy
 _COMPOSITE = "CompositeImplicitAutograd"
 _SUMS = frozenset({"add", "sub", "rsub", "floor_divide"})
 # One kernel for all devices, which a device's own goes before.

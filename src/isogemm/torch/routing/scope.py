@@ -36,7 +36,6 @@ from .state import active, aside, enabled, pushed, removed
 
 __all__ = ["active", "disable", "enable", "enabled", "invariant"]
 
-Tensor = Any  # torch is untyped to mypy
 _infra, _KEYS = torch._C._get_dispatch_mode, torch._C._TorchDispatchModeKey
 _is_grad_enabled, _is_compiling = torch.is_grad_enabled, torch.compiler.is_dynamo_compiling
 _no_dispatch = torch._C._DisableTorchDispatch

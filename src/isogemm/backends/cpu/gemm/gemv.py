@@ -21,7 +21,6 @@ from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, d
 WIDTH = target().width
 # Accumulators beside a transposed tile: 8 + 16 of 32 registers, 4 + 8 of 16.
 GROUP = 8 if WIDTH == 16 else 4
-MAX_ROWS = 8 * GROUP
 # Bytes ahead in each weight row. The lines of 16 rows can fall into one set of the first-level cache (a row stride of
 # 16 KiB does), so they are asked for into the second level.
 PREFETCH_BYTES = 768

@@ -28,7 +28,6 @@ from .case import GroupedCase
 from .trial import try_grouped
 
 MOST = 1024  # groups: their tables lie in shared memory, beside the ring
-ROOM = SHARED - 1024 - 8 * (MOST + 2)
 LARGEST = 2**30  # of an extent, and of all tiles: the kernel counts in 32 bits
 
 # By rows a group, on the average; the first that holds, then the others. Timed on an H200: docs/design/0006.

@@ -171,7 +171,7 @@ def _row(
     ceilings: Mapping[str, float],
     setup: Setup | None,
     error: str | None,
-    kernels: Mapping[str, str] | None = None,
+    kernels: Mapping[str, str],
 ) -> dict[str, Any]:
     copies = {name: call.copies for name, call in setup.calls.items()} if setup else {}
     return row(
@@ -179,8 +179,8 @@ def _row(
         command=settings.command(case),
         timings=timings,
         verdicts=_verdicts(timings),
-        kernel=(kernels or {}).get(OURS),
-        kernels=dict(kernels or {}),
+        kernel=kernels.get(OURS),
+        kernels=kernels,
         correctness=correctness,
         work=case.work,
         ceilings=_limits(ceilings),

@@ -110,7 +110,7 @@ def kernel_make(bench: Bench, row: Timed, held: Operands, code: str, outs: list[
     return make
 
 
-def check(bench: Bench, row: Timed, held: Operands, contract: str, out: Any) -> None:
+def check(row: Timed, held: Operands, contract: str, out: Any) -> None:
     """Bits of some rows and columns of what was computed."""
     rows, columns = min(row.m, 8), min(row.n, CHECKED)
     if held.w is None:
@@ -139,7 +139,7 @@ def kernels(
             try:
                 make = kernel_make(bench, row, held, bench.code(row, types, held.across), outs, own)
                 bench.adapter.submit(make(0))
-                check(bench, row, held, contract[kernel_of(name).order], isogemm.webgpu.WebGpuArray(own))
+                check(row, held, contract[kernel_of(name).order], isogemm.webgpu.WebGpuArray(own))
             except Exception as error:
                 row.error = words_of(error)
                 bench.rows.append(row)
@@ -177,7 +177,7 @@ def library(bench: Bench, m: int, n: int, k: int, dtype: str, contract: str) -> 
 
     def do() -> None:
         out = call(0)
-        check(bench, row, held, contract, out)
+        check(row, held, contract, out)
         bench.timed([(row, make)], len(held.weights))
         bench.adapter.wait()
         begun = time.perf_counter()

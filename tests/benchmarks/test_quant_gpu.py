@@ -170,7 +170,7 @@ def test_float32_activations_are_for_few_rows_and_have_no_bar():
     assert FP32 not in summary([row]).plain
     few = Case("Q8_0", 16, *BARRED[0])
     timings = {name: Timing.of(name, [1.0] * 5, 1) for name in (OURS, PLAIN, FP32, PLAIN_FP32)}
-    row = quant_gpu_measure._row(few, quick(), timings, None, CEILINGS, None, None)
+    row = quant_gpu_measure._row(few, quick(), timings, None, CEILINGS, None, None, {})
     assert [bar["bar"].split()[0] for bar in row["bars"]] == ["same"]
     assert f"{FP32} has none" in summary([row]).plain
     assert f"{FP32} / {PLAIN_FP32} 1.00" in line(row)
@@ -331,10 +331,10 @@ def test_judged_by_the_interval():
     case = Case("Q4_0", 1, *BARRED[0])
     for seconds, word in ((3.0, "MET"), (2.5, "NOT MET")):
         timings = {OURS: Timing.of(OURS, [1.0] * 5, 1), PLAIN: Timing.of(PLAIN, [seconds] * 5, 1)}
-        row = quant_gpu_measure._row(case, quick(), timings, None, CEILINGS, None, None)
+        row = quant_gpu_measure._row(case, quick(), timings, None, CEILINGS, None, None, {})
         assert row["bars"] == [{"bar": f"same ≥ 2.8 {PLAIN}", "result": word}]
     timings |= {Q8: Timing.of(Q8, [0.5] * 5, 1)}
-    row = quant_gpu_measure._row(case, quick(), timings, None, CEILINGS, None, None)
+    row = quant_gpu_measure._row(case, quick(), timings, None, CEILINGS, None, None, {})
     assert [bar["result"] for bar in row["bars"]] == ["NOT MET", "MET"]
 
 
@@ -438,7 +438,7 @@ def test_bad_usage_exits_with_2(command, words, tmp_path):
 
 
 def test_failed_rows_can_be_shown():
-    failed = quant_gpu_measure._row(TINY, quick(), {}, None, CEILINGS, None, "ValueError: no")
+    failed = quant_gpu_measure._row(TINY, quick(), {}, None, CEILINGS, None, "ValueError: no", {})
     console = Console(width=quant_gpu.WIDTH, record=True)
     console.print(table([failed, measured()]))
     assert "ValueError: no" in console.export_text()

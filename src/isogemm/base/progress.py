@@ -31,7 +31,7 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def progress_bar(total: int | None = None, *, console: Console | None = None, shown: bool = True) -> Iterator[Tell]:
+def progress_bar(*, console: Console | None = None, shown: bool = True) -> Iterator[Tell]:
     """A bar that is gone at the end, on standard error or on a console; yields what moves it.
 
     Where standard error is no terminal, as in a log, a line says how far it is, once in `EVERY` seconds.
@@ -57,7 +57,7 @@ def progress_bar(total: int | None = None, *, console: Console | None = None, sh
     text = TextColumn("{task.description}", markup=False)  # a path or a module's name may look like some
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), text)
     with Progress(*columns, console=console, transient=True) as bars:
-        task = bars.add_task("starting", total=total)
+        task = bars.add_task("starting", total=None)
         yield lambda done, total, text: bars.update(task, completed=done, total=total, description=text)
 
 

@@ -66,9 +66,9 @@ def _nibbles(qs: Array) -> Array:
     return joined
 
 
-def _unpacked(x: Array, bits: int, first: int, count: int) -> Array:
-    """[..., count, bytes]: `bits` of each byte from bit `first` on, `count` times, each `bits` further up."""
-    shifts = (first + bits * np.arange(count, dtype=np.uint8)).astype(np.uint8)
+def _unpacked(x: Array, bits: int, count: int) -> Array:
+    """[..., count, bytes]: `bits` of each byte, `count` times, each `bits` further up."""
+    shifts = bits * np.arange(count, dtype=np.uint8)
     found: Array = (x[..., None, :] >> shifts[:, None]) & np.uint8((1 << bits) - 1)
     return found
 
@@ -89,23 +89,23 @@ def _five(b: Array) -> Array:
 
 
 def _q3(b: Array) -> Array:
-    low = _flat(_unpacked(_chunks(b["qs"], 32), 2, 0, 4), b, 256)
-    codes: Array = np.bitwise_or(low, _flat(_unpacked(b["hmask"], 1, 0, 8), b, 256) << 2)
+    low = _flat(_unpacked(_chunks(b["qs"], 32), 2, 4), b, 256)
+    codes: Array = np.bitwise_or(low, _flat(_unpacked(b["hmask"], 1, 8), b, 256) << 2)
     return codes
 
 
 def _q4k(b: Array) -> Array:
-    return _flat(_unpacked(_chunks(b["qs"], 32), 4, 0, 2), b, 256)
+    return _flat(_unpacked(_chunks(b["qs"], 32), 4, 2), b, 256)
 
 
 def _q5k(b: Array) -> Array:
-    codes: Array = np.bitwise_or(_q4k(b), _flat(_unpacked(b["qh"], 1, 0, 8), b, 256) << 4)
+    codes: Array = np.bitwise_or(_q4k(b), _flat(_unpacked(b["qh"], 1, 8), b, 256) << 4)
     return codes
 
 
 def _q6k(b: Array) -> Array:
-    low = _flat(_unpacked(_chunks(b["ql"], 64), 4, 0, 2), b, 256)
-    codes: Array = np.bitwise_or(low, _flat(_unpacked(_chunks(b["qh"], 32), 2, 0, 4), b, 256) << 4)
+    low = _flat(_unpacked(_chunks(b["ql"], 64), 4, 2), b, 256)
+    codes: Array = np.bitwise_or(low, _flat(_unpacked(_chunks(b["qh"], 32), 2, 4), b, 256) << 4)
     return codes
 
 
@@ -116,7 +116,7 @@ _CODES: dict[str, Callable[[Array], Array]] = {
     "Q5_1": _five,
     "Q4_0": lambda b: _nibbles(b["qs"]),
     "Q4_1": lambda b: _nibbles(b["qs"]),
-    "Q2_K": lambda b: _unpacked(_chunks(b["qs"], 32), 2, 0, 4),
+    "Q2_K": lambda b: _unpacked(_chunks(b["qs"], 32), 2, 4),
     "Q3_K": _q3,
     "Q4_K": _q4k,
     "Q5_K": _q5k,
@@ -130,8 +130,8 @@ def _scales2(b: Array) -> tuple[Array, Array | None]:
 
 def _scales3(b: Array) -> tuple[Array, Array | None]:
     """Sixteen 6-bit numbers: low nibbles in bytes 0 to 7, high pairs in bytes 8 to 11."""
-    low = _flat(_unpacked(b["scales"][..., :8], 4, 0, 2), b, 16)
-    high = _flat(_unpacked(b["scales"][..., 8:], 2, 0, 4), b, 16)
+    low = _flat(_unpacked(b["scales"][..., :8], 4, 2), b, 16)
+    high = _flat(_unpacked(b["scales"][..., 8:], 2, 4), b, 16)
     return (low | (high << 4)).astype(np.int32) - 32, None
 
 

@@ -73,7 +73,6 @@ def tune_device(
     *,
     dtype: str = "bfloat16",
     contract: ContractLike | None = None,
-    out_dtype: str | None = None,
     ms: Sequence[int] = (),
     device: int = 0,
     out: str = "",
@@ -97,7 +96,7 @@ def tune_device(
     path = Path(out) if out else user_table_path(here.admissions.stamp["device"])
     if path is None:
         raise OptionError("tune", limit="a home folder for the table", value="none is known", nearest="--out FILE")
-    products = [pose(w, dtype=dtype, contract=bits, out_dtype=out_dtype) for w in wanted]
+    products = [pose(w, dtype=dtype, contract=bits) for w in wanted]
     sweep = {numeric_key(p): w.ms or tuple(ms) or SWEEP for p, w in zip(products, wanted, strict=True)}
     path.parent.mkdir(parents=True, exist_ok=True)
 

@@ -219,7 +219,7 @@ def tune(
 
 
 def readmit(
-    table: Table, chooser: Chooser, bench: TuningBench, *, prepare: Prepare | None = None, progress: Progress = _silent
+    table: Table, chooser: Chooser, bench: TuningBench, *, prepare: Prepare | None = None
 ) -> tuple[Table, list[str]]:
     """A table with the same rows and times, whose kernels were all admitted anew: by the present sources and software.
 
@@ -238,17 +238,14 @@ def readmit(
         prepare([(name, config, (product_of(variant),)) for name, config, variant in todo if name in families])
     refused: list[str] = []
     groups: dict[tuple[str, str], list[str]] = {}
-    total = len(todo) + len(table.library)
-    for i, (name, config, variant) in enumerate(todo):
-        progress(i, total, f"{name} [{config}]")
+    for name, config, variant in todo:
         here = verdict(families[name], product_of(variant), config) if name in families else Admission("absent")
         if here.state == "admitted":
             groups.setdefault((name, variant), []).append(config)
         else:
             refused.append(f"{name} [{config}] for {variant}: {here.state} {here.detail}".rstrip())
     tuner = _Tuner(chooser, bench, {}, [])
-    for i, x in enumerate(table.library):
-        progress(len(todo) + i, total, f"{x.family} [{x.config}]")
+    for x in table.library:
         use, product = Use(x.family, x.config), pose_key(x.key, x.high)
         if x.family not in families or not tuner.admitted(use, product, x.low):
             refused.append(f"{x.family} [{x.config}] for {x.key}, rows {x.low} to {x.high}")

@@ -164,8 +164,8 @@ def linear(
         _check_tensors(x=x, w=w, bias=bias)
         operator.check_no_ddp()
     named = options(contract, grad_order, out_dtype)
-    _check_buffer("main_grad", main_grad, w, contract, grad_order)
-    _check_buffer("bias_main_grad", bias_main_grad, bias, contract, grad_order)
+    _check_buffer("main_grad", main_grad, w, grad_order)
+    _check_buffer("bias_main_grad", bias_main_grad, bias, grad_order)
     x, w = autocast(x, w)
     return call_linear(x, w, bias, *named, main_grad, bias_main_grad)
 
@@ -313,7 +313,7 @@ def _check_tensors(**operands: Tensor | None) -> None:
             check_tensor(f"{name} of linear", operand, nearest)
 
 
-def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, contract: Any, grad_order: str) -> None:
+def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, grad_order: str) -> None:
     """Raise unless a float32 buffer can take the gradient of a parameter."""
     if buffer is None:
         return

@@ -158,9 +158,9 @@ def _best(clock: GraphClock, run: Any) -> float:
     return min(times["ceiling"].samples)
 
 
-def prepare_in_processes(device: int, jobs: Sequence[Job], *, seconds: float = 90.0, processes: int = 0) -> Offers:
+def prepare_in_processes(device: int, jobs: Sequence[Job], *, seconds: float = 90.0) -> Offers:
     """Compile and try kernels side by side, and search libraries; verdicts and code reach this process through disk."""
-    count = processes or max(1, min(14, (os.cpu_count() or 2) - 2))
+    count = max(1, min(14, (os.cpu_count() or 2) - 2))
     pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
     offers: dict[tuple[str, Product], tuple[str, ...]] = {}
     try:

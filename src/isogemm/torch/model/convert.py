@@ -148,7 +148,7 @@ def convert(
         refuse_open(module, _open(plan))
     for name, child, _ in plan.found:
         _check_dtypes(name, child)
-    plan.quantization = _quantization(module, plan, leave, chosen, quantize, fallback, activations)
+    plan.quantization = _quantization(module, plan, chosen, quantize, fallback, activations)
     halves = plan.rotates and not plan.rotates_otherwise
     for _, child, known in plan.found:
         _become(child, known, halves)
@@ -361,7 +361,7 @@ def _become(child: Any, known: Match, halves: bool) -> None:
 
 
 def _quantization(
-    module: Any, plan: _Plan, leave: Sequence[str], contract: Contract | None, formats: Formats | None,
+    module: Any, plan: _Plan, contract: Contract | None, formats: Formats | None,
     fallback: str | BlockFormat | None, activations: str | None,
 ) -> quantizing.Quantization | None:  # fmt: skip
     """What becomes of the weights of Linear modules: those that are found, and those that are isogemm's already."""

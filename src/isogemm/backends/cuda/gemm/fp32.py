@@ -38,10 +38,9 @@ def sides(p: Product) -> tuple[Fp32Side, Fp32Side]:
     )
 
 
-def aligned_side(side: Fp32Side, align: int, *, across: bool = False) -> bool:
-    """Whether rows of K (or, `across`, lines of rows) are contiguous and start at multiples of 16 bytes."""
-    step, unit = (side.k, side.row) if across else (side.row, side.k)
-    return align >= 16 and unit == 1 and step % 4 == 0 and side.batch % 4 == 0
+def aligned_side(side: Fp32Side, align: int) -> bool:
+    """Whether rows of K are contiguous and start at multiples of 16 bytes."""
+    return align >= 16 and side.k == 1 and side.row % 4 == 0 and side.batch % 4 == 0
 
 
 def serves(p: Product, arithmetics: Sequence[str], orders: Sequence[str]) -> bool:

@@ -88,7 +88,7 @@ def mixtures(module: Any) -> dict[str, Match]:
         if experts:
             routers = {key for key, child in block._modules.items() if _is_router(child)}
             found |= {_inside(name, key): _router(block._modules[key]) for key in routers}
-            own_code = _block(block, experts, routers)
+            own_code = _block(block, routers)
             if own_code is not None:
                 found[name] = own_code
     return found
@@ -160,7 +160,7 @@ def _probe(child: Any) -> Any:
     return probe
 
 
-def _block(block: Any, experts: set[str], routers: set[str]) -> Match | None:
+def _block(block: Any, routers: set[str]) -> Match | None:
     """What a block computes between its modules; None where nothing of it depends on an element's place."""
     if not type(block).__module__.startswith("transformers.") or isinstance(block, Converted):
         return None

@@ -6,7 +6,7 @@ per module with internal linkage; accumulators are stack slots that the optimize
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -291,3 +291,23 @@ def switch_over(builder: Any, selector: Value, routines: dict[int, Value], args:
         builder.call(routine, args)
         builder.branch(end)
     builder.position_at_end(end)
+
+
+def for_numbers(
+    name: str, numbers: Iterable[int], emit: Callable[..., None], *, constants: int = 1, width: int | None = None
+) -> Callable[..., None]:
+    """The code of an intrinsic whose arguments are `constants`, a number, and the rest.
+
+    It calls the routine for that number, one of `numbers`, whose body ``emit(emitter, number, rest)`` writes in vectors
+    of `width` lanes.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Sequence[Value]) -> None:
+        number, *rest = args[constants:]
+        routines = {
+            n: define(builder.module, f"{name}_{n}", len(rest), lambda e, *xs, n=n: emit(e, n, xs), width)
+            for n in numbers
+        }
+        switch_over(builder, number, routines, rest)
+
+    return codegen

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, for_numbers
 
 WIDTH = target().width
 # Accumulators beside a transposed tile: 8 + 16 of 32 registers, 4 + 8 of 16.
@@ -129,27 +129,13 @@ def store_columns(e: Emitter, value: Any, address: Any, columns: Any) -> None:
 def gemv_tile(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
     """out[rows <= GROUP, columns] for one vector of weight rows; `element` is a constant of the compiled routine."""
     code = element.literal_value
-
-    def codegen(context, builder, signature, args):
-        routines = {
-            n: define(builder.module, f"isogemm_gemv_{code}_{n}", 9, lambda e, *xs, n=n: _emit_group(e, code, n, xs))
-            for n in range(1, GROUP + 1)
-        }
-        switch_over(builder, args[1], routines, args[2:])
-
-    return types.void(element, *[types.int64] * 10), codegen
+    emit = for_numbers(f"isogemm_gemv_{code}", range(1, GROUP + 1), lambda e, n, xs: _emit_group(e, code, n, xs))
+    return types.void(element, *[types.int64] * 10), emit
 
 
 @intrinsic(prefer_literal=True)
 def gemv_groups(typingctx, element, rest, groups, acc, x, x_rs, w, line, k, columns):
     """acc[groups * GROUP + rest, width] for one vector of weight rows."""
     code = element.literal_value
-
-    def codegen(context, builder, signature, args):
-        routines = {
-            n: define(builder.module, f"isogemm_gemvs_{code}_{n}", 8, lambda e, *xs, n=n: _emit_groups(e, code, n, xs))
-            for n in range(GROUP)
-        }
-        switch_over(builder, args[1], routines, args[2:])
-
-    return types.void(element, *[types.int64] * 9), codegen
+    emit = for_numbers(f"isogemm_gemvs_{code}", range(GROUP), lambda e, n, xs: _emit_groups(e, code, n, xs))
+    return types.void(element, *[types.int64] * 9), emit

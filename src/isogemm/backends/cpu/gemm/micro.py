@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, for_numbers
 
 MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
 UNROLL = 4
@@ -73,14 +73,9 @@ def tile(typingctx, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, l
     Both are constants of the compiled routine; `rows` is at most MR, or MR_DIRECT in place.
     """
     is_packed, code = bool(packed.literal_value), element.literal_value
-
-    def codegen(context, builder, signature, args):
-        name = f"isogemm_tile_{'packed' if is_packed else 'direct'}_{code}"
-        largest = MR if is_packed else MR_DIRECT
-        routines = {
-            n: define(builder.module, f"{name}_{n}", 9, lambda e, *xs, n=n: _emit_tile(e, n, is_packed, code, xs))
-            for n in range(1, largest + 1)
-        }
-        switch_over(builder, args[2], routines, args[3:])
-
-    return types.void(packed, element, *[types.int64] * 10), codegen
+    name, largest = ("packed", MR) if is_packed else ("direct", MR_DIRECT)
+    emit = for_numbers(
+        f"isogemm_tile_{name}_{code}", range(1, largest + 1), lambda e, n, xs: _emit_tile(e, n, is_packed, code, xs),
+        constants=2,
+    )  # fmt: skip
+    return types.void(packed, element, *[types.int64] * 10), emit

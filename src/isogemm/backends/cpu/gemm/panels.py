@@ -15,7 +15,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, for_numbers
 from .gemv import store_columns
 from .quads import distance
 from .turn import WAY
@@ -99,12 +99,5 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
 def panel_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, k, columns, load_c):
     """out[rows <= MAX_ROWS, columns] from the panel at `w` on; `element` is a constant of the compiled routine."""
     code = element.literal_value
-
-    def codegen(context, builder, signature, args):
-        routines = {
-            n: define(builder.module, f"isogemm_panels_{code}_{n}", 8, lambda e, *xs, n=n: _emit(e, code, n, xs))
-            for n in range(1, MAX_ROWS + 1)
-        }
-        switch_over(builder, args[1], routines, args[2:])
-
-    return types.void(element, *[types.int64] * 9), codegen
+    emit = for_numbers(f"isogemm_panels_{code}", range(1, MAX_ROWS + 1), lambda e, n, xs: _emit(e, code, n, xs))
+    return types.void(element, *[types.int64] * 9), emit

@@ -20,7 +20,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, FLOAT32, I64, Emitter, define, switch_over
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, FLOAT32, I64, Emitter, for_numbers
 from . import turn, wide
 from .turn import Asks
 
@@ -57,7 +57,7 @@ def fits(rows: int, line: int, row: int, element: int) -> bool:
 
     Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
     """
-    if lanes(rows, element) > WIDTH:
+    if lanes(element) > WIDTH:
         return _stay(2 * wide.LANES, line, turn.WAY.in_a_set)
     at_once = (FROM_MEMORY if _is_in_order(rows, element) else BLOCKS[rows]) * WIDTH
     several = _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
@@ -79,7 +79,7 @@ def from_memory(rows: int, line: int, row: int, element: int) -> int:
 
 def fits_in_cache(rows: int, line: int, element: int) -> bool:
     """Whether weights that lie in a cache are walked another way, faster, than those that may come from memory."""
-    if lanes(rows, element) > WIDTH:
+    if lanes(element) > WIDTH:
         return True
     long = line >= LONG_BYTES or (GOES_ON and _is_in_order(rows, element))
     return long and _stay(BLOCKS[rows] * WIDTH, line)
@@ -92,14 +92,14 @@ def _is_in_order(rows: int, element: int) -> bool:
 
 def columns_at_once(rows: int, element: int) -> int:
     """Of a strip, or of whole strips of two kinds. The last strip of others reaches back over columns that are done."""
-    if lanes(rows, element) > WIDTH:
+    if lanes(element) > WIDTH:
         return 2 * wide.LANES
     blocks = {BLOCKS[rows], FROM_MEMORY} if GOES_ON and _is_in_order(rows, element) else {BLOCKS[rows]}
     return math.lcm(*blocks) * WIDTH
 
 
-def lanes(rows: int, element: int) -> int:
-    """Of a vector."""
+def lanes(element: int) -> int:
+    """How many lanes the vectors have by which weights of a type are walked."""
     return wide.LANES if WIDE and element == FLOAT32 else WIDTH
 
 
@@ -350,13 +350,8 @@ def _store_some(e: Emitter, places: list[Any], sums: list[list[Any]], skip: Any,
 def quad_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
     """out[rows <= MAX_ROWS, columns] for any number of weight rows; `element` is a constant of the compiled routine."""
     code = element.literal_value
-
-    def codegen(context, builder, signature, args):
-        def made(n):
-            name, emit = f"isogemm_quads_{code}_{n}", lambda e, *xs: _Columns(e, code, n, xs).emit()
-            return define(builder.module, name, 9, emit, lanes(n, code))
-
-        routines = {n: made(n) for n in range(1, MAX_ROWS + 1)}
-        switch_over(builder, args[1], routines, args[2:])
-
-    return types.void(element, *[types.int64] * 10), codegen
+    emit = for_numbers(
+        f"isogemm_quads_{code}", range(1, MAX_ROWS + 1), lambda e, n, xs: _Columns(e, code, n, xs).emit(),
+        width=lanes(code),
+    )  # fmt: skip
+    return types.void(element, *[types.int64] * 10), emit

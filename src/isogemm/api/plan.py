@@ -136,24 +136,24 @@ def plan(
         check_count("threads", threads)
     form, about = _several(m, k, batch, groups, format, heads, mask)
     check_extents(m, n, k, ITEMSIZE[dtype], batch)
+    what = f"plan of {form} products"
     if form and packed:
-        raise OptionError(f"plan of {form} products", limit="packed=False", value=packed, nearest=False)
+        raise OptionError(what, limit="packed=False", value=packed, nearest=False)
     if form in ("quantized", "attention"):
         if trans != "NT":
             limit, got = "trans_a='N' and trans_b='T'", f"{trans_a!r} and {trans_b!r}"
-            raise OptionError(f"plan of {form} products", limit=limit, value=got, nearest="'N' and 'T'")
+            raise OptionError(what, limit=limit, value=got, nearest="'N' and 'T'")
         if weight_dtype is not None:
             limit = f"weight_dtype=None: {f'the weights are {format}' if format else 'attention has no weights'}"
-            raise OptionError(f"plan of {form} products", limit=limit, value=weight_dtype, nearest=None)
+            raise OptionError(what, limit=limit, value=weight_dtype, nearest=None)
     if form and 0 in (m, n, k):
-        raise ShapeError(f"plan of {form} products", limit="extents of at least 1", value=(m, n, k), nearest=1)
+        raise ShapeError(what, limit="extents of at least 1", value=(m, n, k), nearest=1)
     owner, given = planner(device), ((m, n, k), (dtype, b_type, out_type))
-    found: Any = (
+    made: Plan | DevicePlan | WorkPlan = (
         owner.plan_work(form, *given, trans, contract, threads, **about)
         if form
         else owner.plan(*given, trans, packed, contract, threads)
     )
-    made: Plan | DevicePlan | WorkPlan = found
     return made
 
 

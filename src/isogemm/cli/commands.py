@@ -117,26 +117,16 @@ def plan_command(
         refuse_beside(here, f"--tp {tp}", "trans", "threads", "batch", "groups", "format", "heads", "mask")
         _print_traffic((m, n, k, tp), dtype, contract, device, json=json)
         return
-    options: dict[str, Any] = {"threads": threads} if threads else {}
-    if contract:
-        options["contract"] = contract
-    options |= {
-        name: tuple(numbers(f"--{name}", text, nearest=nearest))
-        for name, text, nearest in (("groups", groups, "3,100"), ("heads", heads, "32,8"))
-        if text
+    asked: dict[str, Any] = {
+        "groups": numbers("--groups", groups or None, nearest="3,100") or None,
+        "heads": numbers("--heads", heads or None, nearest="32,8") or None,
+        "trans_a": trans[0].upper(),
+        "trans_b": trans[1].upper(),
+        "contract": contract or None,
+        "threads": threads or None,
+        "format": format or None,
     }
-    options |= {name: text for name, text in (("format", format), ("mask", mask)) if text}
-    options |= {"batch": batch} if batch > 1 else {}
-    plan: Any = planned(
-        m,
-        n,
-        k,
-        dtype=dtype,
-        trans_a=trans[0].upper(),
-        trans_b=trans[1].upper(),
-        device=device,
-        **options,
-    )
+    plan: Any = planned(m, n, k, dtype=dtype, device=device, batch=batch, mask=mask, **asked)
     if json:
         typer.echo(plan.to_json())
     else:

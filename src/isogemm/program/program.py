@@ -317,12 +317,7 @@ def lower(
     made = decoder(model)
     of_type("choices", choices, (Choices, type(None)), "a Choices", "None, for the planner's")
     count = get_num_threads() if threads is None else threads
-    sizes = {"batch": batch, "tokens": tokens, "micro_batches": micro_batches, "leaf": leaf, "threads": count}
-    for name, size in sizes.items():
-        extent(name, size)
-    for name, size, most in (("batch * tokens", batch * tokens, MOST_TOKENS), ("threads", count, MOST_THREADS)):
-        if size > most:
-            raise ShapeError(name, limit=f"at most {most}", value=size, nearest=most)
+    _check_sizes(batch=batch, tokens=tokens, micro_batches=micro_batches, leaf=leaf, threads=count)
     for name, word, legal in (("phase", phase, PHASES), ("mode", mode, MODES), ("optimizer", optimizer, ("adamw",))):
         if word not in legal:
             raise OptionError(name, limit=" or ".join(legal), value=word, nearest=legal[0])
@@ -330,23 +325,9 @@ def lower(
         for name, value, only in (("micro_batches", micro_batches, 1), ("recompute", recompute, False)):
             if value != only:
                 raise OptionError(f"{name} of phase {phase}", limit=only, value=value, nearest=only)
-    if made.positions and tokens > made.positions:
-        limit = f"at most {made.positions}, the learned positions"
-        raise ShapeError("tokens", limit=limit, value=tokens, nearest=made.positions)
-    if phase == "train" and made.dropout:
-        raise OptionError("dropout of a model that is trained", limit=0.0, value=made.dropout, nearest=0.0)
-    if batch % micro_batches:
-        raise ShapeError("micro_batches", limit=f"a divisor of {batch}", value=micro_batches, nearest=1)
-    each = batch // micro_batches
-    if micro_batches > 1 and each * tokens % leaf:
-        limit = f"micro-batches of whole leaves: a divisor of {each * tokens}"
-        nearest = max(n for n in range(1, min(leaf, each * tokens) + 1) if each * tokens % n == 0)
-        raise ShapeError("leaf", limit=limit, value=leaf, nearest=nearest)
-    if isinstance(quantize, TensorFile):
-        quantize = file_formats(made, quantize)
-    known = "a format of GGUF, formats by patterns of names, a file, or None"
-    patterns = of_type("quantize", {} if quantize is None else quantize, (str, Mapping), known, "'q8_0'")
-    patterns = {"*": patterns} if isinstance(patterns, str) else dict(patterns)
+    _check_model(made, phase, tokens)
+    each = _micro_batch(batch, micro_batches, tokens, leaf)
+    patterns = _patterns(made, quantize)
     formats = weight_formats(made, patterns, phase)
     about = {
         "model": made.to_dict(), "phase": phase, "batch": batch, "tokens": tokens, "micro_batches": micro_batches,
@@ -358,6 +339,47 @@ def lower(
     lowered = lower_graph(graph, leaf, choices.groups)
     plan = make_plan(lowered, choices, about)
     return Program(made, graph, lowered, plan, make_layout(lowered.values, plan["ops"]))
+
+
+def _check_sizes(**sizes: Any) -> None:
+    """Raise ShapeError: one of `sizes` is no extent, or a plan of them would be too long."""
+    for name, size in sizes.items():
+        extent(name, size)
+    positions, threads = sizes["batch"] * sizes["tokens"], sizes["threads"]
+    for name, size, most in (("batch * tokens", positions, MOST_TOKENS), ("threads", threads, MOST_THREADS)):
+        if size > most:
+            raise ShapeError(name, limit=f"at most {most}", value=size, nearest=most)
+
+
+def _check_model(model: DecoderConfig, phase: str, tokens: int) -> None:
+    """Raise ShapeError or OptionError: the model has no positions for so many tokens, or dropout in training."""
+    if model.positions and tokens > model.positions:
+        limit = f"at most {model.positions}, the learned positions"
+        raise ShapeError("tokens", limit=limit, value=tokens, nearest=model.positions)
+    if phase == "train" and model.dropout:
+        raise OptionError("dropout of a model that is trained", limit=0.0, value=model.dropout, nearest=0.0)
+
+
+def _micro_batch(batch: int, micro_batches: int, tokens: int, leaf: int) -> int:
+    """Sequences of a micro-batch. Raises ShapeError: they are not whole, or their rows are no whole leaves."""
+    if batch % micro_batches:
+        raise ShapeError("micro_batches", limit=f"a divisor of {batch}", value=micro_batches, nearest=1)
+    each = batch // micro_batches
+    rows = each * tokens
+    if micro_batches > 1 and rows % leaf:
+        limit = f"micro-batches of whole leaves: a divisor of {rows}"
+        nearest = max(n for n in range(1, min(leaf, rows) + 1) if rows % n == 0)
+        raise ShapeError("leaf", limit=limit, value=leaf, nearest=nearest)
+    return each
+
+
+def _patterns(model: DecoderConfig, quantize: str | Mapping[str, str | None] | TensorFile | None) -> dict[str, Any]:
+    """Formats by patterns of weights' names."""
+    if isinstance(quantize, TensorFile):
+        quantize = file_formats(model, quantize)
+    known = "a format of GGUF, formats by patterns of names, a file, or None"
+    patterns = of_type("quantize", {} if quantize is None else quantize, (str, Mapping), known, "'q8_0'")
+    return {"*": patterns} if isinstance(patterns, str) else dict(patterns)
 
 
 def load(folder: str | Path) -> Program:

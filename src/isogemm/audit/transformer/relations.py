@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -129,40 +129,38 @@ def _micro(prompts: Prompts, scope: ModelScope, params: Params) -> tuple[ModelRu
     return prompts.micro_batches(total, total), prompts.micro_batches(int(params["size"]), total)
 
 
-def _all() -> Iterator[ModelRelation]:
-    yield ModelRelation("rerun", "the same call again", lambda s: [{"batch": 1}], _population)
-    yield ModelRelation(
+_ALL = (
+    ModelRelation("rerun", "the same call again", lambda s: [{"batch": 1}], _population),
+    ModelRelation(
         "population", "a prompt alone, and in a batch", lambda s: [{"batch": b} for b in s.batches], _population
-    )
-    yield ModelRelation(
+    ),
+    ModelRelation(
         "position",
         "a prompt at another index of the batch",
         lambda s: [{"batch": s.batch, "index": i} for i in sorted({1, s.batch // 2, s.batch - 1} - {0})],
         _position,
-    )
-    yield ModelRelation(
+    ),
+    ModelRelation(
         "neighbours",
         "a prompt beside other prompts, or beside copies of itself",
         lambda s: [{"batch": s.batch, "neighbours": kind} for kind in ("other", "copies")],
         _neighbours,
-    )
-    yield ModelRelation("left-padding", "padding before the prompt", _padding_cases, _padding("left"))
-    yield ModelRelation("right-padding", "padding behind the prompt", _padding_cases, _padding("right"))
-    yield ModelRelation(
-        "prefill", "the prompt at once, and in chunks with a cache", _prefill_cases, _prefill, decoder=True
-    )
-    yield ModelRelation(
+    ),
+    ModelRelation("left-padding", "padding before the prompt", _padding_cases, _padding("left")),
+    ModelRelation("right-padding", "padding behind the prompt", _padding_cases, _padding("right")),
+    ModelRelation("prefill", "the prompt at once, and in chunks with a cache", _prefill_cases, _prefill, decoder=True),
+    ModelRelation(
         "decode", "the prompt at once, and token by token with a cache", _decode_cases, _decode, decoder=True
-    )
-    yield ModelRelation(
+    ),
+    ModelRelation(
         "compiled",
         "the prompt eagerly and alone, and compiled by torch.compile: at once, and token by token with a cache",
         _compiled_cases,
         _compiled,
         decoder=True,
         asked=True,
-    )
-    yield ModelRelation(
+    ),
+    ModelRelation(
         "captured",
         "the prompt at once, and token by token in a captured CUDA graph",
         lambda s: [{"batch": batch} for batch in (1, s.batch, max(s.batches))],
@@ -170,26 +168,26 @@ def _all() -> Iterator[ModelRelation]:
         decoder=True,
         cuda=True,
         asked=True,
-    )
-    yield ModelRelation(
+    ),
+    ModelRelation(
         "load",
         "the prompt at once, and as a request of continuous batching: alone, and among others that come and go",
         lambda s: [{"requests": n} for n in (1, *sorted(s.batches))],
         _load,
         decoder=True,
         asked=True,
-    )
-    yield ModelRelation(
+    ),
+    ModelRelation(
         "micro-batches",
         "gradients of a batch at once, and summed over micro-batches",
         lambda s: [{"size": n} for n in s.micro_batches if n < max(s.micro_batches)],
         _micro,
         decoder=True,
         gradients=True,
-    )
+    ),
+)
 
-
-RELATIONS: Mapping[str, ModelRelation] = MappingProxyType({r.name: r for r in _all()})
+RELATIONS: Mapping[str, ModelRelation] = MappingProxyType({r.name: r for r in _ALL})
 """Every relation, by name."""
 
 

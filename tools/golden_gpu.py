@@ -123,42 +123,48 @@ def machine() -> dict[str, str]:
             "python": sys.version.split()[0], "numpy": np.__version__}  # fmt: skip
 
 
+class Vectors:
+    """Operands and results of cases, whose tiles have to agree on every bit."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Array] = {}
+        self.instructions: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)  # by tile
+        self.differences: dict[str, dict[str, int]] = {}  # how many elements of a case are others, by tile
+        self.names: dict[str, None] = {}  # of the cases, in order
+
+    def add(self, name: str, tile: str, bits: Array, result: str = "out") -> None:
+        """Keep what the first tile made of a case, and count where the bits of another one differ."""
+        self.names[name] = None
+        first = self.arrays.setdefault(f"{name}.{result}", bits)
+        if (bits != first).any():
+            self.differences.setdefault(name, {})[tile] = int((bits != first).sum())
+
+    def save(self, folder: Path, stem: str, seed: int) -> int:
+        """Write the vectors and what they were made with; 1 where tiles differ."""
+        np.savez_compressed(folder / f"{stem}.npz", **self.arrays)
+        facts = {
+            "command": f"python tools/{Path(sys.argv[0]).name} --out tests/golden",
+            "date": datetime.date.today().isoformat(),
+            "seed": seed,
+            **machine(),
+            "tiles": {t: sorted(i) for t, i in self.instructions.items()},
+            "tiles that differ": self.differences,
+            "cases": list(self.names),
+        }
+        (folder / f"{stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
+        print(f"{len(self.names)} cases; tiles differ in {len(self.differences)}: {self.differences}")
+        return 1 if self.differences else 0
+
+
 def record(folder: Path, seed: int) -> int:
     """Draw, multiply, compare the tiles, write both files."""
-    product = kernel()
-    arrays: dict[str, Array] = {}
-    instructions: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    differences: dict[str, dict[str, int]] = {}
-    names = []
+    product, found = kernel(), Vectors()
     for case in cases(seed):
-        names.append(case.name)
-        store(arrays, case)
+        store(found.arrays, case)
         for tile, shape in tiles_of(case).items():
-            bits = run(product, case, shape, instructions[f"{case.format.name} {tile}"])
-            first = arrays.setdefault(f"{case.name}.out", bits)
-            if (bits != first).any():
-                differences.setdefault(case.name, {})[tile] = int((bits != first).sum())
-    return save(folder, "hopper", arrays, instructions, seed, differences, names)
-
-
-def save(
-    folder: Path, stem: str, arrays: dict[str, Array], instructions: dict[str, collections.Counter[str]], seed: int,
-    differences: dict[str, dict[str, int]], names: list[str],
-) -> int:  # fmt: skip
-    """Write the vectors and what they were made with; 1 where tiles differ."""
-    np.savez_compressed(folder / f"{stem}.npz", **arrays)
-    facts = {
-        "command": f"python tools/{Path(sys.argv[0]).name} --out tests/golden",
-        "date": datetime.date.today().isoformat(),
-        "seed": seed,
-        **machine(),
-        "tiles": {t: sorted(i) for t, i in instructions.items()},
-        "tiles that differ": differences,
-        "cases": names,
-    }
-    (folder / f"{stem}.json").write_text(json.dumps(facts, indent=1) + "\n")
-    print(f"{len(names)} cases; tiles differ in {len(differences)}: {differences}")
-    return 1 if differences else 0
+            bits = run(product, case, shape, found.instructions[f"{case.format.name} {tile}"])
+            found.add(case.name, tile, bits)
+    return found.save(folder, "hopper", seed)
 
 
 def check(seed: int, rounds: int) -> int:

@@ -10,13 +10,12 @@ float32 activations, under ``fma/chain``, checks that all kernels agree bit for 
 from __future__ import annotations
 
 import argparse
-import collections
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from golden_gpu import save
+from golden_gpu import Vectors
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.quant.draws import KINDS, WEIGHTS, blocks, values
@@ -74,10 +73,8 @@ def record(folder: Path, seed: int) -> int:
 
     from isogemm.backends.cuda.quant.layout import Packed, layout, pack
 
-    arrays: dict[str, Array] = {}
-    used: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    differences: dict[str, dict[str, int]] = {}
-    names = []
+    found = Vectors()
+    arrays, used = found.arrays, found.instructions
     for block, k in K.items():
         for kind in KINDS:
             arrays[f"{kind}-{block}.x"] = activations(kind, k, seed)
@@ -88,23 +85,17 @@ def record(folder: Path, seed: int) -> int:
         packed = Packed(data, layout(fmt), N, k)
         for kind in KINDS:
             name, x = f"{fmt.name}-{kind}", arrays[f"{kind}-{fmt.block}.x"]
-            names.append(name)
             for tile, chosen in kernels(fmt).items():
                 used[tile]["int32/chain"] += 1
-                bits = run(x, packed, chosen, False)
-                first = arrays.setdefault(f"{name}.int32", bits)
-                if (bits != first).any():
-                    differences.setdefault(name, {})[tile] = int((bits != first).sum())
+                found.add(name, tile, run(x, packed, chosen, False), "int32")
             for tile in ("floats, few", "floats, many"):
                 used[tile]["fma/chain"] += 1
                 if tile == "floats, few":
                     bits = np.concatenate([run(part, packed, None, True) for part in (x[:8], x[8:])])
                 else:
                     bits = run(np.concatenate([x] * 4), packed, None, True)[-M:]
-                first = arrays.setdefault(f"{name}.fma", bits)
-                if (bits != first).any():
-                    differences.setdefault(name, {})[tile] = int((bits != first).sum())
-    return save(folder, "int32", arrays, used, seed, differences, names)
+                found.add(name, tile, bits, "fma")
+    return found.save(folder, "int32", seed)
 
 
 def main() -> int:

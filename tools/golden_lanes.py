@@ -10,13 +10,12 @@ output and eight threads of four lanes each, checks that they agree bit for bit,
 from __future__ import annotations
 
 import argparse
-import collections
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from golden_gpu import save
+from golden_gpu import Vectors
 
 from isogemm.base.dtypes import NUMPY
 from isogemm.contract import golden
@@ -76,21 +75,16 @@ def run(name: str, a: Array, b: Array) -> Array:
 
 def record(folder: Path, seed: int) -> int:
     """Multiply, compare the kernels, write both files."""
-    arrays: dict[str, Array] = {}
-    used: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    differences: dict[str, dict[str, int]] = {}
+    found = Vectors()
     for dtype in DTYPES:
         for k in K:
             name, case = f"{dtype}-{k}", golden.GoldenCase(Order(), k)
             a, b = golden.operands(case, dtype, dtype)
-            arrays[f"{name}.a"], arrays[f"{name}.b"] = a, b
+            found.arrays[f"{name}.a"], found.arrays[f"{name}.b"] = a, b
             for kernel in THREADS:
-                used[kernel]["fma/lanes32"] += 1
-                bits = run(kernel, a.view(NUMPY[dtype]), b.view(NUMPY[dtype]))
-                first = arrays.setdefault(f"{name}.out", bits)
-                if (bits != first).any():
-                    differences.setdefault(name, {})[kernel] = int((bits != first).sum())
-    return save(folder, "lanes32", arrays, used, seed, differences, [f"{d}-{k}" for d in DTYPES for k in K])
+                found.instructions[kernel]["fma/lanes32"] += 1
+                found.add(name, kernel, run(kernel, a.view(NUMPY[dtype]), b.view(NUMPY[dtype])))
+    return found.save(folder, "lanes32", seed)
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from golden_cases import FP32, PLAN, Case, start
-from golden_gpu import save, store, tf32_bits
+from golden_gpu import Vectors, store, tf32_bits
 
 Array = Any
 SIZES = {7: (16, 16), 32: (16, 16), 100: (8, 16), 333: (8, 8), 2568: (4, 8)}
@@ -122,20 +122,12 @@ def run(product: Any, case: Case, tile: tuple[Any, ...], instructions: collectio
 
 def record(folder: Path, seed: int) -> int:
     """Draw, multiply, compare the tiles, write both files."""
-    product = kernel()
-    arrays: dict[str, Array] = {}
-    instructions: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    differences: dict[str, dict[str, int]] = {}
-    names = []
+    product, found = kernel(), Vectors()
     for case in tf32x3_cases(seed):
-        names.append(case.name)
-        store(arrays, case)
+        store(found.arrays, case)
         for tile, shape in TILES.items():
-            bits = run(product, case, shape, instructions[tile])
-            first = arrays.setdefault(f"{case.name}.out", bits)
-            if (bits != first).any():
-                differences.setdefault(case.name, {})[tile] = int((bits != first).sum())
-    return save(folder, "tf32x3", arrays, instructions, seed, differences, names)
+            found.add(case.name, tile, run(product, case, shape, found.instructions[tile]))
+    return found.save(folder, "tf32x3", seed)
 
 
 def check(seed: int, rounds: int) -> int:

@@ -24,8 +24,15 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
     # A case that a later file measured again counts there alone.
     rows = list({row["name"]: row for run in runs for row in run["rows"] if row["timings"]}.values())
     device = runs[-1]["device"]["before"]
+    return "\n".join(
+        [*_models(rows, device), *_training(rows), *_operations(rows), *_bits(rows), *sources_text(sources), ""]
+    )
+
+
+def _models(rows: Sequence[Row], device: Mapping[str, Any]) -> list[str]:
+    """What is said of whole models, and their table."""
     packages = device.get("packages", {})
-    out = [
+    return [
         *wrapped(
             f"A language model of Qwen3-0.6B's shape (transformers, bfloat16, random weights) on one {device['name']}, "
             f"torch {packages.get('torch', 'unknown')}: tokens per second of plain torch, and the speed relative to it "
@@ -39,12 +46,18 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
         "",
         "| | | plain torch | " + " | ".join(VARIANTS) + " |",
         "|---" * (3 + len(VARIANTS)) + "|",
-    ]
-    for row in rows:
-        if row["suite"] not in ("train", "parts"):
-            out.append(f"| {_what(row)} | {_plain(row)} | " + " | ".join(_ratio(row, v) for v in VARIANTS) + " |")
-    out += [
+        *(
+            f"| {_what(row)} | {_plain(row)} | " + " | ".join(_ratio(row, v) for v in VARIANTS) + " |"
+            for row in rows
+            if row["suite"] not in ("train", "parts")
+        ),
         "",
+    ]
+
+
+def _training(rows: Sequence[Row]) -> list[str]:
+    """What is said of layers in training, and their table."""
+    out = [
         *wrapped(
             "Forward and backward of Qwen3-4B's linear layers over 8192 tokens, weight gradients to bfloat16 `.grad`, "
             "or continued from a float32 `main_grad`:"
@@ -58,20 +71,25 @@ def model_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             time = seconds_text(row["timings"][TORCH]["median"])
             what = f"{LAYERS[row['phase']]} | {MODES[row['mode']]} | {time}"
             out.append(f"| {what} | " + " | ".join(_ratio(row, v) for v in GRADIENTS) + " |")
-    out += [
-        "",
+    return [*out, ""]
+
+
+def _operations(rows: Sequence[Row]) -> list[str]:
+    """What is said of single operations, and their table."""
+    out = [
         *wrapped(
             "Single operations, device time, and the speed of isogemm relative to torch's functions (two for silu_mul; "
             "attention by the kernel that torch chooses itself):"
         ),
         "",
+        "| | torch | isogemm | speed |",
+        "|---|---|---|---|",
     ]
-    out += ["| | torch | isogemm | speed |", "|---|---|---|---|"]
     for row in rows:
         if row["suite"] == "parts":
             times = [seconds_text(row["timings"][name]["median"] / row["calls"]) for name in (TORCH, PART)]
             out.append(f"| {_part(row)} | {' | '.join(times)} | {_ratio(row, PART)} |")
-    return "\n".join([*out, "", *_bits(rows), *sources_text(sources), ""])
+    return [*out, ""]
 
 
 def _part(row: Row) -> str:

@@ -146,21 +146,14 @@ def convert(
     _refuse(plan.refused, plan.unlike)
     if strict:
         refuse_open(module, _open(plan))
-    for name, child, _ in plan.found:
-        _check_dtypes(name, child)
+    _check_dtypes(plan)
     plan.quantization = _quantization(module, plan, chosen, quantize, fallback, activations)
-    halves = plan.rotates and not plan.rotates_otherwise
-    for _, child, known in plan.found:
-        _become(child, known, halves)
-        if isinstance(child, (Linear, Transposed, OwnCode)) or known.part == "experts":
-            child.contract, child.grad_order = chosen, order
-        if isinstance(child, AnyNorm):
-            child.grad_order = order
-    for child in plan.attention.values():
-        vars(child)["contract"] = None if chosen is None else Contract(chosen.arithmetic)  # its leaves are its own
+    _carry_out(plan, chosen, order)
     quantized = {}
     if plan.quantization:
-        plan.found, child = [(name, None, known) for name, _, known in plan.found], None  # weights go one by one
+        plan.found = [
+            (name, None, known) for name, _, known in plan.found
+        ]  # nothing else may hold weights, which go one by one
         quantized = plan.quantization.run(module, progress)
     before = transformers_parts.switch(module) if plan.attention else []
     for child in plan.losses.values():
@@ -342,14 +335,15 @@ def _refuse(refused: dict[str, str], unlike: str) -> None:
         )
 
 
-def _check_dtypes(name: str, child: Any) -> None:
-    for key, p in child._parameters.items():
-        if p is not None and p.dtype not in DTYPES:
-            what = f"dtype of {name}.{key}" if name else f"dtype of the {type(child).__name__}'s {key}"
-            raise DTypeError(
-                what, limit="float32, bfloat16 or float16", value=p.dtype,
-                nearest="torch.float32, by model.float() before convert(model)",
-            )  # fmt: skip
+def _check_dtypes(plan: _Plan) -> None:
+    for name, child, _ in plan.found:
+        for key, p in child._parameters.items():
+            if p is not None and p.dtype not in DTYPES:
+                what = f"dtype of {name}.{key}" if name else f"dtype of the {type(child).__name__}'s {key}"
+                raise DTypeError(
+                    what, limit="float32, bfloat16 or float16", value=p.dtype,
+                    nearest="torch.float32, by model.float() before convert(model)",
+                )  # fmt: skip
 
 
 def _become(child: Any, known: Match, halves: bool) -> None:
@@ -358,6 +352,17 @@ def _become(child: Any, known: Match, halves: bool) -> None:
         child.keep()
     if "inv_freq" in child._buffers:
         rotary.prepare(child, halves)
+
+
+def _carry_out(plan: _Plan, contract: Contract | None, order: str) -> None:
+    """Every module becomes what was found for it."""
+    halves = plan.rotates and not plan.rotates_otherwise
+    for _, child, known in plan.found:
+        _become(child, known, halves)
+        if isinstance(child, (Linear, Transposed, OwnCode)) or known.part == "experts":
+            child.contract, child.grad_order = contract, order
+    for child in plan.attention.values():
+        vars(child)["contract"] = None if contract is None else Contract(contract.arithmetic)  # its leaves are its own
 
 
 def _quantization(

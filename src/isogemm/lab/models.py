@@ -40,7 +40,6 @@ class Model:
     head_dim: int
     layers: int
     vocabulary: int
-    tied: bool = False  # whether the LM head shares the embedding's weight
     # experts, experts_used: feed-forward experts of a layer, and how many a token visits; 0 for a dense model
     experts: int = 0
     experts_used: int = 0
@@ -66,8 +65,8 @@ MODELS = MappingProxyType(
     {
         m.name: m
         for m in (
-            Model("Qwen2.5-0.5B", 896, 4864, 14, 2, 64, 24, 151936, tied=True),
-            Model("Qwen3-4B", 2560, 9728, 32, 8, 128, 36, 151936, tied=True),
+            Model("Qwen2.5-0.5B", 896, 4864, 14, 2, 64, 24, 151936),
+            Model("Qwen3-4B", 2560, 9728, 32, 8, 128, 36, 151936),
             Model("Qwen3-8B", 4096, 12288, 32, 8, 128, 36, 151936),
             Model("Qwen2.5-72B", 8192, 29568, 64, 8, 128, 80, 152064),
             Model("Llama-3.1-8B", 4096, 14336, 32, 8, 128, 32, 128256),
@@ -167,7 +166,6 @@ def read_config(path: str) -> Model:
         **sizes,
         kv_heads=int(found.get("num_key_value_heads") or heads),
         head_dim=int(found.get("head_dim") or sizes["hidden"] // heads),  # as transformers has it where none is named
-        tied=bool(found.get("tie_word_embeddings")),
     )
 
 

@@ -133,14 +133,6 @@ def test_shortlist_takes_the_usual_variants_of_every_tile(lt: FakeLt) -> None:
     assert cublaslt_search.shortlist(more[:3], more, 3) == sorted(more[:3], key=lambda x: x.algorithm.label[:2] != "66")
 
 
-def test_around_is_every_configuration_of_a_tile(lt: FakeLt, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cublaslt, "_current_device", lambda: 0)
-    found = CublasLt().around(layout_product(), config(**(NEW | {"TILE_ID": 2})))
-    assert {x.split(" #")[0] for x in found} == {
-        f"66 t64x8 s64xauto c{c} o{o} z0 i0" for c in ("1x1", "2x1", "1x2") for o in (1, 3)
-    }
-
-
 def test_configs_of_what_cannot_be_served_are_none() -> None:
     assert CublasLt().configs(layout_product(contract=Contract.parse("fma/chain"))) == ()
 

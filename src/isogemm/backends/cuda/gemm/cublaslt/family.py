@@ -68,14 +68,6 @@ class CublasLt(ProductFamily):
         found = cublaslt_search.heuristic(handle(device), *_described(walk), count=LISTED) if walk else []
         return tuple(str(x.algorithm) for x in found)
 
-    def around(self, product: Product, config: str) -> tuple[str, ...]:
-        """All configurations with the algorithm id and the tile of `config`: a second round for whoever times them."""
-        walk = _longest(product)
-        if walk is None:
-            return ()
-        chosen = cublaslt_search.settings(Algorithm.parse(config).data)
-        return _search(walk, _current_device(), (chosen["ID"], chosen["TILE_ID"]))
-
     def supports(self, product: Product, config: str) -> bool:
         """Whether the product is one that cuBLASLt takes; `build` asks the library about the algorithm itself."""
         try:
@@ -188,13 +180,12 @@ def _alignment(product: Product, call: CublasCall) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _search(walk: Product, device: int, only: tuple[int, int] | None = None) -> tuple[str, ...]:
-    """What the library offers, or all that enumeration finds of one algorithm id and tile."""
+def _search(walk: Product, device: int) -> tuple[str, ...]:
+    """What the library offers, and what enumeration finds besides."""
     desc, align = _described(walk)
-    listed = [] if only else cublaslt_search.heuristic(handle(device), desc, align)
-    found = cublaslt_search.enumerate_algorithms(handle(device), desc, align, seconds=SECONDS, only=only)
-    kept = found if only else cublaslt_search.shortlist(listed, found, MOST)
-    return tuple(str(x.algorithm) for x in kept)
+    listed = cublaslt_search.heuristic(handle(device), desc, align)
+    found = cublaslt_search.enumerate_algorithms(handle(device), desc, align, seconds=SECONDS)
+    return tuple(str(x.algorithm) for x in cublaslt_search.shortlist(listed, found, MOST))
 
 
 def _described(walk: Product) -> tuple[Descriptors, int]:

@@ -11,7 +11,7 @@ import ctypes
 import math
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -23,6 +23,7 @@ ALGORITHM_BYTES = 64  # cublasLtMatmulAlgo_t
 PROCESSORS = 132  # of an H200; for the order of trials alone
 WORKSPACES = (0, 4 << 20, 32 << 20)
 CLUSTERS = (0, 2, 3, 5)  # automatic, 1x1, 2x1, 1x2: a tile that none of them suits is not looked at further
+MOST_OPTIONS = 32  # values of the custom option that are tried
 WORST = 2.5  # times the least cost: tiles beyond are not looked at; in 91 cells the fastest were within 1.9
 # Ids whose algorithms all walked the chain, and the variants of a tile that were often the fastest: cluster and custom
 # option without its lowest bit, which says whose 64 rows an instruction takes (H200, cuBLASLt 13.1.0, bfloat16).
@@ -190,15 +191,7 @@ def _accepted(lt: Any, handle: int, desc: Descriptors, address: int, result: _Re
     return bool(result.state == 0)
 
 
-def enumerate_algorithms(
-    handle: int,
-    desc: Descriptors,
-    align: int,
-    *,
-    seconds: float = 2.0,
-    most_options: int = 32,
-    only: tuple[int, int] | None = None,
-) -> list[Found]:
+def enumerate_algorithms(handle: int, desc: Descriptors, align: int, *, seconds: float = 2.0) -> list[Found]:
     """Configurations that the check accepts with K in one piece, tiles that suit the call first, until the time is up.
 
     Parameters
@@ -207,12 +200,8 @@ def enumerate_algorithms(
         Bytes that divide all addresses: algorithms that want more are left out.
     seconds : float
         Budget for the whole enumeration; each algorithm id has an equal share of what is left.
-    most_options : int
-        Values of the custom option that are tried.
-    only : (int, int), optional
-        An algorithm id and a tile's number: nothing else is looked at.
     """
-    ids = [number for number in _algorithm_ids(handle, desc) if only is None or number == only[0]]
+    ids = _algorithm_ids(handle, desc)
     end = time.monotonic() + seconds
     found: list[tuple[float, Found]] = []
     for index, number in enumerate(ids):
@@ -220,8 +209,8 @@ def enumerate_algorithms(
         share = now + max(0.0, end - now) / (len(ids) - index)
         # An id may be listed and still not be had with these types.
         with contextlib.suppress(binding().cuBLASLtError):
-            enumeration = _Enumeration(handle, desc, number, align, most_options)
-            found.extend(enumeration.run(share, None if only is None else only[1]))
+            enumeration = _Enumeration(handle, desc, number, align)
+            found.extend(enumeration.run(share))
     found.sort(key=lambda pair: pair[0])
     return [replace(x, algorithm=labelled(x.algorithm.data)) for _, x in found]
 
@@ -266,7 +255,7 @@ def extents(tile: int) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _algorithm_ids(handle: int, desc: Descriptors) -> Iterable[int]:
+def _algorithm_ids(handle: int, desc: Descriptors) -> tuple[int, ...]:
     found = binding().matmul_algo_get_ids(handle, COMPUTE_32F, DATA_TYPE["float32"], *desc.call.types, 256)
     return tuple(int(i) for i in found)
 
@@ -294,25 +283,24 @@ def _capability(lt: Any, address: int, name: str) -> tuple[int, ...]:
 class _Enumeration:
     """The configurations of one algorithm id, tiles that suit the call first."""
 
-    def __init__(self, handle: int, desc: Descriptors, number: int, align: int, most_options: int) -> None:
+    def __init__(self, handle: int, desc: Descriptors, number: int, align: int) -> None:
         self.lt, self.handle, self.desc = binding(), handle, desc
         self.can = capabilities(handle, desc.call.types, number)
         self.held = (ctypes.c_uint8 * ALGORITHM_BYTES)()
         self.address = ctypes.addressof(self.held)
         self.lt.matmul_algo_init(handle, COMPUTE_32F, DATA_TYPE["float32"], *desc.call.types, number, self.address)
         self.suits = all(self.can[f"MIN_ALIGNMENT_{o}_BYTES"][0] <= align for o in "ABCD")
-        self.options = range(min(self.can["CUSTOM_OPTION_MAX"][0] + 1, most_options))
+        self.options = range(min(self.can["CUSTOM_OPTION_MAX"][0] + 1, MOST_OPTIONS))
         self.swizzles = range(2 if self.can["CTA_SWIZZLING_SUPPORT"][0] else 1)
         self.clusters = [int(c) for c in self.lt.ClusterShape]
         self.result = _Result()
         self._set(SPLITK_NUM=1, REDUCTION_SCHEME=0)
 
-    def run(self, end: float, only: int | None = None) -> Iterator[tuple[float, Found]]:
+    def run(self, end: float) -> Iterator[tuple[float, Found]]:
         """All that is found until `end` (of the monotonic clock), each with its tile's cost."""
         if not self.suits:
             return
-        tiles = [tile for tile in self.can["TILE_IDS"] or (0,) if only is None or tile == only]
-        costs = {tile: cost(extents(tile), self.desc.call) for tile in tiles}
+        costs = {tile: cost(extents(tile), self.desc.call) for tile in self.can["TILE_IDS"] or (0,)}
         least = math.inf
         for tile, guess in sorted(costs.items(), key=lambda item: item[1]):
             if guess > WORST * least:

@@ -28,7 +28,7 @@ from ..backends.cpu.quant.launch import complete, panels_task, quantizing_task
 from ..backends.cpu.quant.layout import COLUMNS
 from ..backends.cpu.quant.linear import ROWS_BYTES
 from ..backends.cpu.rows import loops as rows
-from ..backends.cpu.rows.run import _ABSENT, _HEADER, _describe
+from ..backends.cpu.rows.run import task_of
 from ..base.dtypes import CODE_OF
 from ..contract.attention import factor
 from ..contract.spec import Contract
@@ -203,19 +203,11 @@ def _move(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: 
 def _rows(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:
     """An operation along rows of the CPU's column."""
     threads, tile, chunks = _chunks(call, entry)
-    (x, *others), out = arrays[:-1], arrays[-1]
+    *operands, out = arrays
     start, kernel = rows.addresses(call.kernel.removeprefix("rows."))
-    n, tables = x.shape[-1], keep
-    described = [_describe(other, tables) for other in others] + [_ABSENT] * (2 - len(others))
-    each = others[0].shape[-1] if others else n
-    task = np.array(
-        (
-            *(*_HEADER, kernel, call.extent, n, tile, float32_bits(call.options.get("eps", 0.0))),
-            *(out.ctypes.data, out.shape[-1], CODE_OF[out.dtype]),
-            *_describe(x, tables), *described[0], *described[1], each,
-        ), np.int64,
-    )  # fmt: skip
-    return _launch(keep, start, task, rows.scratch_bytes(n), threads, chunks)
+    epsilon = call.options.get("eps", 0.0)
+    task = task_of(kernel, call.extent, tile, out, *operands, epsilon=epsilon, tables=keep)
+    return _launch(keep, start, task, rows.scratch_bytes(operands[0].shape[-1]), threads, chunks)
 
 
 def _gemm(keep: list[Any], call: PlannedCall, entry: Mapping[str, Any], arrays: list[Array]) -> Step:

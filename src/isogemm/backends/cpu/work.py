@@ -152,7 +152,7 @@ def plan_batch(
     each = plan(extents, types, trans, False, contract, 1)
     m, n, k = extents
     work = m * n * k
-    some, per_chunk = execute._chunking(items, work * items, work, threads)
+    some, per_chunk = execute.chunking(items, work * items, work, threads)
     chunks = -(-items // per_chunk)
     step = WorkStep("batched", _loops(each), extents, items, min(some, chunks), chunks)
     return _made("batched", each, extents, {"items": items}, threads, (step,), (
@@ -175,7 +175,7 @@ def plan_groups(
     if cut:
         chunks, some = sum(grids), each[0].threads if len(rows) == 1 else threads
     else:
-        some, per_chunk = execute._chunking(len(rows), work, largest, threads)
+        some, per_chunk = execute.chunking(len(rows), work, largest, threads)
         chunks = -(-len(rows) // per_chunk)
     steps = tuple(
         WorkStep(f"group {i}", _loops(p), (p.m, n, k), 1, min(some, chunks), grids[i] if cut else 1)
@@ -226,7 +226,7 @@ def plan_attention(
 
     def batch(name: str, shape: tuple[int, int, int], items: int, times: int) -> None:
         (m, n, k), layout = shape, "NT" if name == "scores" else "NN"
-        used, per_chunk = execute._chunking(items, m * n * k * items, m * n * k, threads)
+        used, per_chunk = execute.chunking(items, m * n * k * items, m * n * k, threads)
         chunks = -(-items // per_chunk)
         if items == 1:
             alone = plan(shape, types, layout, False, contract, threads)

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import OptionError
 from ...operands.tensors import is_traced
 from ..operator import Tensor, apart, define, once
-from ..routing.elementwise import _FILL, EXACT, _filled, blocked, form, is_exact, refuse_flushing
+from ..routing.elementwise import EXACT, blocked, filled, form, is_exact, padded, refuse_flushing
 from .layers import Converted
 from .recognition import Looks, Match, agrees, magnitudes, random, stand_in, touched
 from .traced import other, train
@@ -194,9 +194,8 @@ def _evaluate(call: Callable[..., Any], x: Any, rule: str) -> Any:
     # several forms too, and rules of their own.
     total, before = n + 1, 0
     while total != before:
-        before, total = total, _filled(_filled(total, "gelu"), "")
-    flat = torch.constant_pad_nd(x.reshape(n), (0, total - n), _FILL)
-    return call(flat)[:n].view(x.shape)
+        before, total = total, filled(filled(total, "gelu"), "")
+    return call(padded(x.reshape(n), total))[:n].view(x.shape)
 
 
 @dataclass(slots=True)

@@ -88,12 +88,17 @@ def _pieces(numel: int, name: str) -> int:
     return _STEP * min(torch.get_num_threads(), -(-numel // _GRAIN)) if numel > _GRAIN else _STEP
 
 
-def _filled(numel: int, name: str) -> int:
+def filled(numel: int, name: str) -> int:
     """The least number of elements, from `numel` on, that every thread takes in whole steps."""
     total, step = max(numel, _STEP), 0
     while step != (step := _pieces(total, name)) or total % step:
         total = -(-total // step) * step
     return total
+
+
+def padded(x: Tensor, total: int) -> Tensor:
+    """A flat tensor, and behind it what every function takes."""
+    return torch.constant_pad_nd(x, (0, total - x.shape[0]), _FILL)
 
 
 def _spoiled() -> bool:
@@ -198,13 +203,13 @@ def _flat(name: str, call: Callable[..., Any], args: Any, kwargs: Any, tensors: 
     numel = shape.numel()
     if numel == 0 or (name.endswith("_") and shape != args[0].shape):  # torch's own error: its memory cannot grow
         return call(*args, **kwargs)
-    total = _filled(numel, name)
+    total = filled(numel, name)
 
     def flat(x: Any) -> Any:
         if not isinstance(x, torch.Tensor) or (stacked and not x.dim()):
             return x  # a scalar takes no part in the choice of the result's dtype: it has to stay one
         x = (x if x.shape == shape else x.expand(shape)).reshape(numel)
-        return torch.constant_pad_nd(x, (0, total - numel), _FILL)
+        return padded(x, total)
 
     outs = {k: x for k, x in kwargs.items() if isinstance(x, torch.Tensor)}
     into = {k: x.new_empty(total) for k, x in outs.items()}

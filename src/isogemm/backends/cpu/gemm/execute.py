@@ -145,7 +145,7 @@ def gemm_batched(
     task = task_for(a0, b0, out0, epilogue, 1)
     if task.copies_c and c is not None:
         out[...] = c
-    threads, per_chunk = _chunking(count, task.work * count, task.work)
+    threads, per_chunk = chunking(count, task.work * count, task.work)
     batch = Batch(
         count, per_chunk, a.strides[0], b.strides[0], out.strides[0], 0 if c is None else c.strides[0], threads
     )
@@ -245,7 +245,7 @@ def _run_group(items: Sequence[Item], asked: Settings, bias: Array | None) -> No
         _run_rows(rows, work, largest, scratch)
 
 
-def _chunking(count: int, work: int, largest: int, allowed: int | None = None) -> tuple[int, int]:
+def chunking(count: int, work: int, largest: int, allowed: int | None = None) -> tuple[int, int]:
     """(threads, products per chunk) for `count` products of `work` multiply-adds in all."""
     threads = get_num_threads() if allowed is None else allowed
     if work < 2 * facts().serial or threads == 1:
@@ -258,7 +258,7 @@ def _run_rows(rows: NDArray[np.int64], work: int, largest: int, scratch: int) ->
     """Whole products, several to a chunk when they are small."""
     count = len(rows) - 1
     rows[1:, f.GRID_M] = rows[1:, f.GRID_N] = 1
-    threads, per_chunk = _chunking(count, work, largest)
+    threads, per_chunk = chunking(count, work, largest)
     rows[0] = 0
     rows[0, 0], rows[0, 1] = count, per_chunk
     launch_rows(rows, -(-count // per_chunk), scratch, threads)

@@ -20,8 +20,6 @@ Array = npt.NDArray[Any]
 # Elements of a chunk: some tens of microseconds, many times what it costs to claim one.
 _CHUNK = 2**15
 _CHUNKS = 2**16
-_HEADER = (0,) * 8
-_ABSENT = (0,) * 5
 
 
 def run(
@@ -55,19 +53,30 @@ def run(
     threads, per_chunk, chunks = cut(rows, n)
     entry, kernel = loops.addresses(operation)
     tables: list[Array] = []  # addresses that the kernel reads until the end of the call
-    task = np.array(
+    task = task_of(kernel, rows, per_chunk, out, x, first, second, epsilon=epsilon, tables=tables)
+    pool().run(run_chunks, loops.scratch_bytes(n), threads, entry, task.ctypes.data, chunks)
+
+
+def task_of(
+    kernel: int, rows: int, per_chunk: int, out: Array, x: Array, first: Array | None = None,
+    second: Array | None = None, *, epsilon: float, tables: list[Array],
+) -> Array:  # fmt: skip
+    """The words of a call of so many rows, as `loops` reads them behind the pool's header.
+
+    `tables` keeps what they point to beside the arrays.
+    """
+    return np.array(
         (
-            *_HEADER,
-            *(kernel, rows, n, per_chunk, float32_bits(epsilon)),
+            *(0,) * 8,
+            *(kernel, rows, x.shape[-1], per_chunk, float32_bits(epsilon)),
             *(out.ctypes.data, out.shape[-1], CODE_OF[out.dtype]),
             *_describe(x, tables),
-            *(_ABSENT if first is None else _describe(first, tables)),
-            *(_ABSENT if second is None else _describe(second, tables)),
-            n if first is None else first.shape[-1],
+            *_describe(first, tables),
+            *_describe(second, tables),
+            (x if first is None else first).shape[-1],
         ),
         np.int64,
     )
-    pool().run(run_chunks, loops.scratch_bytes(n), threads, entry, task.ctypes.data, chunks)
 
 
 def cut(rows: int, n: int) -> tuple[int, int, int]:
@@ -78,8 +87,13 @@ def cut(rows: int, n: int) -> tuple[int, int, int]:
     return min(get_num_threads(), chunks), per_chunk, chunks
 
 
-def _describe(x: Array, tables: list[Array]) -> tuple[int, int, int, int, int]:
-    """An operand's words. Rows that no one step reaches get a table of addresses, which is kept in `tables`."""
+def _describe(x: Array | None, tables: list[Array]) -> tuple[int, int, int, int, int]:
+    """An operand's words, zeros where there is none.
+
+    Rows that no one step reaches get a table of addresses, which is kept in `tables`.
+    """
+    if x is None:
+        return 0, 0, 0, 0, 0
     place, code, column = x.ctypes.data, CODE_OF[x.dtype], x.strides[-1]
     if x.ndim <= 2:
         return place, x.strides[0] if x.ndim == 2 and len(x) > 1 else 0, 0, column, code

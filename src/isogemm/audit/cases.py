@@ -54,7 +54,7 @@ class FirstDifference(Protocol):
         """Where it was found."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready values."""
+        """The drift as JSON-ready values."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Drift:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready values; values that are not finite are words."""
+        """JSON-ready values; numbers that are not finite are words."""
         case, linear = self.case, self.case.source.linear
         return {
             "provider": case.provider,

@@ -94,7 +94,7 @@ class RelationResult:
             self.drifts.append(outcome.drift)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready values; ``max_ulp`` is null where a NaN stood against a number."""
+        """JSON-ready values; ``max_ulp`` is null where a NaN stood against a number."""
         names = ("relation", "meaning", "status", "cases", "held", "changed", "failed", "not_applicable")
         return (
             {name: getattr(self, name) for name in (*names, "outputs", "changed_outputs")}
@@ -232,7 +232,7 @@ class ProviderResult:
         return sum(r.changed for r in self.relations.values())
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready values."""
+        """JSON-ready values."""
         return {
             "name": self.name,
             "status": self.status,
@@ -318,7 +318,7 @@ class Results:
 
     @property
     def exit_status(self) -> int:
-        """Of `isogemm audit`: 0 when `ok`, 1 when a required provider did not hold, 3 when one did not run."""
+        """That of `isogemm audit`: 0 when `ok`, 1 when a required provider did not hold, 3 when one did not run."""
         return 1 if self.broken else 3 if self.missing else 0
 
     def drifts(self, provider: str) -> list[FirstDifference]:

@@ -45,7 +45,7 @@ def check_count(what: str, count: Any) -> None:
 
 
 def _useful(what: str, count: Any) -> int:
-    """As many as asked for, but no more than CPUs, or 8 where there are fewer: others would wait for those."""
+    """As many threads as asked for, but no more than CPUs, or 8 where there are fewer: others would wait for those."""
     check_count(what, count)
     return min(int(count), max(_FEW, _available()))
 

@@ -31,7 +31,7 @@ class CallNames:
     here: str
 
     def names(self) -> dict[str, str]:
-        """By library, in the order of `LIBRARIES`."""
+        """The names by library, in the order of `LIBRARIES`."""
         return dict(zip(LIBRARIES, astuple(self)[1:], strict=True))
 
     def __str__(self) -> str:

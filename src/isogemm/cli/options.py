@@ -14,7 +14,7 @@ DIGITS = 20  # of a number: fewer than 64 bits have
 
 
 def words(values: Several, default: str = "") -> list[str]:
-    """Of all that was given, or of the default."""
+    """The words of all that was given, or of the default."""
     return [part.strip() for value in (values or [default]) for part in value.split(",") if part.strip()]
 
 

@@ -33,7 +33,7 @@ class _Call:
     heads: tuple[int, ...]
 
     def result(self) -> Array:
-        """In float64, [heads, queries, dimension]."""
+        """The result in float64, [heads, queries, dimension]."""
         k, v = self.k[list(self.heads)], self.v[list(self.heads)]
         scores = self.scale * (self.q @ k.swapaxes(1, 2))
         if self.mask is not None:

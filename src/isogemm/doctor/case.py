@@ -63,7 +63,7 @@ class StoredMatrix:
         return replace(self, offsets=tuple(first + step * p for p in range(len(self.offsets))))
 
     def positions(self) -> npt.NDArray[np.int64]:
-        """Of every element in the buffer, [items, rows, columns]."""
+        """Where every element lies in the buffer, [items, rows, columns]."""
         p = np.asarray(self.offsets, np.int64)[:, None, None]
         return p + np.arange(self.rows)[:, None] * self.row + np.arange(self.columns) * self.column
 

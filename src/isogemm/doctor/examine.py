@@ -171,7 +171,7 @@ def _said(probe: Probe, runs: list[Array], *, pairs: bool) -> Diagnosis:
 
 
 def _names(found: Diagnosis) -> frozenset[str]:
-    """Those that explain it best; none where nobody wrote anything, which looks like a race."""
+    """The causes that explain it best; none where nobody wrote anything, which looks like a race."""
     if not found.causes or (found.causes[0].name == "race" and found.wrong == found.elements):
         return frozenset()
     return frozenset({found.causes[0].name, *found.causes[0].indistinguishable_from})

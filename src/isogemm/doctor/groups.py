@@ -120,7 +120,7 @@ def _written(case: GemmCall, observed: Array) -> bool:
 
 
 def _common(causes: dict[int, Named], found: list[Diagnosis]) -> tuple[Cause, ...]:
-    """Those that explain all wrong products, or else each by its share of the wrong elements."""
+    """The causes that explain all wrong products, or else each by its share of the wrong elements."""
     names = dict.fromkeys(name for one in causes.values() for name in one)
     total = sum(found[g].wrong for g in causes)
     share = {name: sum(found[g].wrong for g, one in causes.items() if name in one) / max(1, total) for name in names}

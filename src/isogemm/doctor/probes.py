@@ -46,7 +46,7 @@ SCALARS = {"exact": (1.5, 0.5), "random": (1.0, 0.0), "padded": (-0.75, 1.0)}  #
 
 @dataclass(frozen=True)
 class Probe:
-    """One call."""
+    """One call that a function is examined with."""
 
     signature: str
     kind: str  # type of the elements
@@ -62,12 +62,12 @@ class Probe:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the result."""
+        """Extents of the result."""
         m, n, _ = self.extents
         return {"a[i], b[i]": (ITEMS, m, n), "a[h], b[h // group]": (HEADS, m, n)}.get(self.signature, (m, n))
 
     def operands(self) -> dict[str, Any]:
-        """The same ones in each call; arrays, and floats for alpha and beta."""
+        """The operands, which are the same in each call: arrays, and floats for alpha and beta."""
         m, n, k = self.extents
         rng = np.random.default_rng([m, n, k, self.numbers == "exact"])
         heads = self.signature == "a[h], b[h // group]"
@@ -146,7 +146,7 @@ def around(signature: str, format: str, extents: tuple[int, int, int]) -> Iterat
 def _taken(
     extents: tuple[int, int, int], format: str, fixed: tuple[int | None, int | None, int | None]
 ) -> tuple[int, int, int]:
-    """With what is fixed; K in whole blocks."""
+    """The extents with those that are fixed in their place, and K in whole blocks."""
     m, n, k = (own or asked for own, asked in zip(fixed, extents, strict=True))
     block = format_of(format).block if format else 1
     return m, n, -(-k // block) * block

@@ -105,7 +105,7 @@ def diagnose(
 
 
 def _diagnosed(case: GemmCall, buffers: list[Array], contract: str | None, pairs: bool, tell: Tell | None) -> Diagnosis:
-    """Of one call, and what its runs left."""
+    """The diagnosis of one call, by what its runs left."""
     at = case.c.positions().reshape(-1)
     moved = max((compare.differing(buffers[0][at], x[at]) for x in buffers[1:]), default=0)
     found = search(case, buffers[0], pairs=pairs and not moved, moving=moved > 0, tell=tell)

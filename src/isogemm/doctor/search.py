@@ -171,7 +171,7 @@ def _verified(whole: _Seen, name: str, variant: Variant) -> Found:
 
 
 def _explaining(whole: _Seen, mistakes: Iterator[tuple[str, Variant]], tell: Tell) -> Found:
-    """Those that explain a few wrong places, then some hundred of either kind, then all."""
+    """The mistakes that explain a few wrong places, then some hundred of either kind, then all."""
     coarse, sample = _sample(whole, COARSE, 0), _sample(whole, WRONG, OTHERS)
     first = _early(whole) if _large(whole.case) else None
     found = Found()
@@ -203,8 +203,10 @@ def joined(case: GemmCall) -> Iterator[tuple[str, Variant]]:
 
 
 def _affordable(mistakes: Iterator[tuple[str, Variant]], case: GemmCall) -> Iterator[tuple[str, Variant]]:
-    """As many as `WORK` pays for. Of large operands, sums that go step by step cost more, and what is written over its
-    own operands is left out."""
+    """As many mistakes as `WORK` pays for.
+
+    Of large operands, sums that go step by step cost more, and what is written over its own operands is left out.
+    """
     left, k, large = WORK, max(1, case.sizes[2]), _large(case)
     for name, variant in mistakes:
         if not (large and variant.case.alias):

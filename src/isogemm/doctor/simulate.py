@@ -108,7 +108,7 @@ def _summed(products: Floats, how: tuple[str, int]) -> Floats:
 
 
 def _products(case: GemmCall) -> tuple[Floats, Floats, Floats]:
-    """As `_terms`, of all elements."""
+    """What `_terms` gives, of all elements."""
     a = round_to(case.a.values(), case.rounded) * _times(case)
     b = round_to(case.b.values(), case.rounded)
     return a @ b, np.sqrt(a**2 @ b**2), np.abs(a) @ np.abs(b)

@@ -65,7 +65,7 @@ class _Seen:
 
     @cached_property
     def operands(self) -> tuple[Floats, Floats]:
-        """As they are multiplied."""
+        """The operands as they are multiplied: rounded, with alpha."""
         case = self.case
         return case.alpha * round_to(case.a.values(), case.rounded), round_to(case.b.values(), case.rounded)
 

@@ -60,7 +60,7 @@ class Ceilings:
         return self.bound(work) / seconds
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready values, in GB/s and GFLOP/s."""
+        """JSON-ready values, in GB/s and GFLOP/s."""
         return {
             "threads": self.threads,
             "read_gb_per_second": self.bytes_per_second / 1e9,

@@ -127,7 +127,7 @@ _PAGE, _HUGE = 4096, 14  # MADV_HUGEPAGE
 
 
 def _ask_for_huge_pages(address: int, nbytes: int) -> None:
-    """As NumPy does for what it allocates; a system that has none says so, and nothing is lost."""
+    """Ask for them as NumPy does for what it allocates; a system that has none says so, and nothing is lost."""
     if sys.platform == "linux":
         first = -(-address // _PAGE) * _PAGE
         _advise(first, nbytes - (first - address), _HUGE)

@@ -54,7 +54,7 @@ class Candidates:
         self.chooser.admissions.answer(f"live {kind}", self._sources(), found.dump())
 
     def _make_room(self) -> None:
-        """Of too many classes all are looked up anew."""
+        """Forget all classes where there are too many: they are looked up anew."""
         if len(self._found) >= MOST:
             self._found.clear()
 
@@ -82,7 +82,7 @@ class Candidates:
         return None
 
     def modelled(self, product: Product) -> list[Hint]:
-        """By the models, with kernels that are ready for such products among them."""
+        """What the models propose, with kernels that are ready for such products among them."""
         hints = list(self.chooser.modelled(product))
         known = {hint.use for hint in hints}
         for use in list(self._ready.get(variant_of(product), ())):
@@ -137,7 +137,7 @@ class Candidates:
         return Choice(*hint.use, launch, hint.reason, hint.expected_us)
 
     def all_bound(self, hints: Sequence[Hint], product: Product) -> list[Choice[Launch]]:
-        """Those of the kernels that may serve so."""
+        """The kernels of `hints` that may serve, bound."""
         return [choice for hint in hints if (choice := self.bound(hint, product))]
 
     def plain(self, product: Product) -> Hint | None:

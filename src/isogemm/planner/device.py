@@ -175,7 +175,7 @@ class Device:
         raise self.lacks("plans")
 
     def plan_work(self, form: str, *checked: Any, **about: Any) -> Any:
-        """Likewise of several products, or of one with a quantized weight."""
+        """The plan of several products, of one with a quantized weight, or of attention."""
         raise self.lacks(f"plans of {form} products")
 
     @property

@@ -137,7 +137,7 @@ class Preparing:
         ))  # fmt: skip
 
     def _compared(self, name: str, product: Product, plain: Use, wrong: Mapping[str, int]) -> dict[str, int]:
-        """Of a library's algorithms, those that take the product, with the elements that differ from ours so far."""
+        """The algorithms of a library that take the product, with the elements that differ from ours so far."""
         family, bound = self.chooser.families[name], dict[str, Launch]()
         for config in wrong:
             try:

@@ -33,7 +33,7 @@ class Round(Protocol):
         ...
 
     def microseconds(self) -> Sequence[float]:
-        """Of one run of each kernel."""
+        """Microseconds of one run of each kernel."""
         ...
 
     def whole(self) -> float:

@@ -51,7 +51,7 @@ class Timed:
     date: str = ""
 
     def dump(self) -> str:
-        """As text."""
+        """The timings as text, which `load` reads."""
         parts = {"admitted": self.admitted, "refused": self.refused}
         ranges = {name: [[*use, *rows] for use, rows in x.items()] for name, x in parts.items()}
         return json.dumps({"m": self.m, "us": [[*u, t] for u, t in self.us.items()], "date": self.date, **ranges})

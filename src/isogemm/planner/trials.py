@@ -223,7 +223,7 @@ def try_config(
 
 
 def golden_products(product: Product) -> Iterator[Product]:
-    """Those that a trial of this variant multiplies: they may select code that the product itself does not."""
+    """The products that a trial of this variant multiplies: they may select code that the product itself does not."""
     for case in _cases(product):
         for m, n in _sizes(case, product):
             yield _pose(product, case, m, n, 3 if product.batch > 1 else 1).product
@@ -291,7 +291,7 @@ class Alignment(NamedTuple):
 def _strides(
     kind: str, shape: tuple[int, ...], itemsize: int, base: int, step: int, whole: bool
 ) -> tuple[Strides, int]:
-    """Of a stack of matrices with that layout, and where it begins: lines are longer than their extent.
+    """Strides of a stack of matrices with that layout, and where it begins: lines are longer than their extent.
 
     Neither is better aligned than `base` and `step` say. `whole`: strides of the best alignment are multiples of 16
     elements, not of 16 bytes alone.
@@ -349,7 +349,7 @@ def _pose(product: Product, case: GoldenCase, m: int, n: int, batch: int) -> Pos
 
 
 def _steps(strides: Strides) -> tuple[int, int, int]:
-    """Of [batch, rows, columns]."""
+    """Steps along [batch, rows, columns]."""
     return strides.batch, strides.row, strides.col
 
 

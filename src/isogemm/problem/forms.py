@@ -34,7 +34,7 @@ class Mask:
         return cls(kind)
 
     def offset(self, m: int, n: int) -> int | None:
-        """Of the causal rule: key j is hidden from query i where j > i + offset."""
+        """The offset of the causal rule, by which key j is hidden from query i where j > i + offset."""
         return n - m if self.kind == "causal" else None
 
     def pairs(self, m: int, n: int) -> int:

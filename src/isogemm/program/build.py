@@ -13,7 +13,7 @@ from .operations import GRADIENTS, Gradients, Maker
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """Of a pass: sequences, the tokens of each that are computed, and the keys that they see at most."""
+    """How much a pass computes: sequences, the tokens of each that are computed, and the keys that they see at most."""
 
     sequences: int
     tokens: int
@@ -22,7 +22,7 @@ class _Extent:
 
     @property
     def rows(self) -> int:
-        """Of activations."""
+        """Rows of activations."""
         return self.sequences * self.tokens
 
 

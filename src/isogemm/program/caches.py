@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 
 class UnseenValues:
-    """Those of caches [sequences, heads, keys, width]; they are looked for where a sequence goes back."""
+    """Such values of caches [sequences, heads, keys, width]; they are looked for where a sequence goes back."""
 
     def __init__(self, caches: Sequence[NDArray[Any]], sequences: int, keys: int) -> None:
         self._caches, self._keys = caches, keys

@@ -51,7 +51,7 @@ class RunOptions:
 
     @property
     def words(self) -> list[str]:
-        """As the command line has them, the case left out."""
+        """The settings as the command line has them, the case left out."""
         threads = ["--threads", str(self.threads)] if self.threads else []
         return ["--seed", str(self.seed), *["--quick"] * self.quick, *threads]
 

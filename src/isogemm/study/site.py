@@ -112,7 +112,7 @@ def untuned() -> AbstractContextManager[None]:
 
 
 def limited(threads: int) -> AbstractContextManager[None]:
-    """So many threads for every library that studies call, or with 0 each one's own count."""
+    """Give every library that studies call so many threads, or with 0 each one's own count."""
     if not threads:
         return nullcontext()
     if importlib.util.find_spec("torch") is not None:

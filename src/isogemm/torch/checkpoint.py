@@ -55,7 +55,7 @@ class SavedFormats(QuantizationConfigMixin):  # type: ignore[misc]
 
 
 class Stored(torch.nn.Module):  # type: ignore[misc]
-    """In the place of a Linear while a checkpoint is read: what is saved of a `QuantizedLinear`."""
+    """Stands in the place of a Linear while a checkpoint is read: what is saved of a `QuantizedLinear`."""
 
     def __init__(self, layer: Any, fmt: str) -> None:
         super().__init__()

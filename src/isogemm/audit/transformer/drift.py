@@ -84,7 +84,7 @@ class ModelDrift:
         return f"{self.case.mode} {self.case.relation} ({params}) of {self.case.model}: {'; '.join(parts)}{note}"
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON-ready values; values that are not finite are words."""
+        """JSON-ready values; numbers that are not finite are words."""
         numbers = {"largest": json_number(self.largest), "outputs_largest": json_number(self.outputs_largest)}
         own = {key: value for key, value in vars(self).items() if key not in ("case", "runs")}
         return {

@@ -286,7 +286,7 @@ def _paired(key: Key, left: Any, right: Any) -> Difference | None:
 
 
 def _largest(left: Iterable[Tensor], right: Iterable[Tensor]) -> float:
-    """Of all rows on the left, the largest distance to the nearest on the right."""
+    """The largest distance of a row on the left to the nearest on the right."""
     near = [min(float((a.double() - b.double()).abs().nan_to_num(nan=float("inf")).max()) for b in right) for a in left]
     return max(near)
 

@@ -207,7 +207,7 @@ class Adapter:
             self._recorded = before
 
     def seconds(self, launches: Sequence[ReadyLaunch], behind: Sequence[ReadyLaunch] = ()) -> float:
-        """Of launches one after another: by the adapter's clock, or where it has none, their submission included.
+        """The time of launches in a row: by the adapter's clock, or where it has none, their submission included.
 
         Those of `behind` run just before and are not counted: a device that had nothing to do is slow at first.
         """

@@ -112,7 +112,7 @@ class AdapterAdmissions:
         raise refused
 
     def verdict(self, name: str, types: tuple[str, str], code: str, start: bool = False) -> str:
-        """Of a kernel's code, known or by a trial now: empty where it is admitted, else why not."""
+        """The verdict on a kernel's code, known or by a trial now: empty where it is admitted, else why not."""
         key = code, start
         if key not in self._known:
             try:

@@ -102,10 +102,10 @@ def count() -> int:
 
 
 def usable() -> int:
-    """All of them."""
+    """As many as wgpu finds."""
     return count()
 
 
 def current() -> int:
-    """The preferred one."""
+    """The number of the adapter that wgpu prefers."""
     return 0

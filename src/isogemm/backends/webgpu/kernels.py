@@ -184,7 +184,7 @@ def _vector_code(
 
 
 def _meetings(outputs: int, each: int) -> dict[str, int]:
-    """Of the threads of a group: with which mask each meets another, how many numbers it keeps, halved or all."""
+    """With which masks the threads of a group meet one another, and how many numbers each keeps, halved or all."""
     found: dict[str, int] = {}
     threads, level = LANES // each, 0
     while threads > 1:

@@ -152,7 +152,7 @@ def _pieces(adapter: Adapter, chain: bool, tile: tuple[int, int], each: int, wal
 
 
 def bytes_of(x: Array) -> int:
-    """Of the range that a kernel must see for a view."""
+    """Bytes of the range that a kernel must see for a view."""
     return bound(x)[2] if x.size else 0
 
 

@@ -14,7 +14,7 @@ BLOCKS = (256, 128, 64, 32, 16, 8, 4)
 
 
 def _tails(extent: int) -> dict[int, list[int]]:
-    """By where the last whole tile ends, the tiles that end there."""
+    """The sizes of tiles, by where the last whole one ends."""
     found: dict[int, list[int]] = {}
     for tile in TILES:
         if extent % tile:

@@ -79,7 +79,7 @@ class ParallelLinear(Parallel, Linear):
 
     @classmethod
     def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
-        """As for every layer; its sizes become those of the part."""
+        """Cut it as every layer; its sizes become those of the part."""
         super().adopt(layer, ranks, label, cut)
         layer.out_features, layer.in_features = layer.weight.shape
 
@@ -145,11 +145,11 @@ class ColumnParallel(ParallelLinear):
         return _beside(self.stacked(y)) if forward_alone() else _GatherColumns.apply(y, self)
 
     def is_plain(self) -> bool:
-        """As of every Linear, where nothing travels."""
+        """Whether it is a Linear as any other: nothing travels."""
         return type(self).forward is ColumnParallel.forward and not (self.gathered or self.sequence)
 
     def shape_of(self, x: Tensor) -> list[Any]:
-        """With the rows of the others."""
+        """The shape of x with the rows of the others, without its last extent."""
         first, *rest = x.shape[:-1]
         return [first * self.ranks.size, *rest] if self.sequence else [first, *rest]
 
@@ -282,7 +282,7 @@ class VocabularyEmbedding(Parallel, Embedding):
 
     @classmethod
     def adopt(cls, layer: Any, ranks: Ranks, label: str, cut: set[int]) -> None:
-        """As for every layer; a class whose own forward method scales what it looks up keeps that method."""
+        """Cut it as every layer; a class whose own forward method scales what it looks up keeps that method."""
         made_of = getattr(type(layer), "made_of", None)
         super().adopt(layer, ranks, label, cut)
         if made_of is not None:

@@ -158,7 +158,7 @@ class _Sum:
 
     @classmethod
     def of(cls, m: int, n: int, tp: int, itemsize: int, *, mapped: bool) -> _Sum:
-        """By collectives, or through memory that the ranks' GPUs map of one another."""
+        """The sum over ranks by collectives, or through memory that the ranks' GPUs map of one another."""
         if tp == 1:
             return cls()
         whole = (tp - 1) * m * n * 4

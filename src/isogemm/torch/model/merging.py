@@ -78,13 +78,13 @@ class Merging(Converted):
         return y.split([layer.out_features for layer in layers], -1)
 
     def __setstate__(self, state: Any) -> None:
-        """Copied or loaded: merged again."""
+        """Merge again what was copied or loaded."""
         super().__setstate__(state)  # type: ignore[misc]
         if vars(self)["_buffers"].get("merged_weight") is not None:
             self.merge()
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
-        """Moved or cast: merged again."""
+        """Merge again what was moved or cast."""
         buffers = vars(self)["_buffers"]
         was = "merged_weight" in buffers
         buffers.pop("merged_weight", None)

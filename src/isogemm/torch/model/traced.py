@@ -33,7 +33,7 @@ class Other(Exception):
 
 
 class Hidden:
-    """In the place of an attribute that a method may hand on, and not look at."""
+    """Stands in the place of an attribute that a method may hand on, and not look at."""
 
     def _look(self, *others: Any) -> Any:
         raise Other("depends on its place in the model")
@@ -228,7 +228,7 @@ def _made(x: Any) -> Any:
 
 
 def _tensors(x: Any) -> Iterator[Tensor]:
-    """In tuples and lists, too."""
+    """The tensors in a value: itself, or in tuples and lists."""
     if isinstance(x, torch.Tensor):
         yield x
     elif type(x) in (tuple, list):

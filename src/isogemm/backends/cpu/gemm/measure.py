@@ -92,7 +92,7 @@ def _skinny(store: Array, usual: Facts) -> Facts:
 
 
 def _panels(store: Array, n: int, k: int) -> list[PackedWeight]:
-    """As many weights as `store` has room for."""
+    """As many packed weights as `store` has room for."""
     nr = target().nr
     each = n // nr * k * nr
     pieces = store[: len(store) // each * each].reshape(-1, n // nr, k, nr)

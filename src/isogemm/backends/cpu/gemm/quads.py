@@ -91,7 +91,10 @@ def _is_in_order(rows: int, element: int) -> bool:
 
 
 def columns_at_once(rows: int, element: int) -> int:
-    """Of a strip, or of whole strips of two kinds. The last strip of others reaches back over columns that are done."""
+    """Columns of a strip, or of whole strips of two kinds.
+
+    Of other numbers of columns the last strip reaches back over some that are done.
+    """
     if lanes(element) > WIDTH:
         return 2 * wide.LANES
     blocks = {BLOCKS[rows], FROM_MEMORY} if GOES_ON and _is_in_order(rows, element) else {BLOCKS[rows]}

@@ -190,7 +190,7 @@ def _sums(block: int) -> Iterator[str]:
 
 
 def multiples(e: Emitter, line: Any) -> tuple[Any, ...]:
-    """Of the bytes between weight rows, as `sums_after` takes them: in registers."""
+    """Multiples of the bytes between weight rows, as `sums_after` takes them: in registers."""
     return tuple(e.kept(e.times(line, i)) for i in MULTIPLES)
 
 

@@ -231,7 +231,7 @@ def _ended(e: Emitter, x: list[Any], left: Any) -> list[Any]:
 
 
 def _masks(e: Emitter, count: Any) -> list[Any]:
-    """Of the first `count` elements of eight, in either half of a vector."""
+    """Masks of the first `count` elements of eight, in either half of a vector."""
     low = e.b.sub(e.b.shl(ir.Constant(I32, 1), e.b.trunc(count, I32)), ir.Constant(I32, 1))
     return [low, e.b.shl(low, ir.Constant(I32, HALF))]
 

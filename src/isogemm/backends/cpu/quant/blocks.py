@@ -240,7 +240,7 @@ def has_offset(code):
 
 @njit
 def _multiply(code, block, sub, d, o, q, s, t, x):
-    """By constants, which the vector code is made for."""
+    """`multiply_out` by the constants of a format, which its vector code is made for."""
     if block == 32:
         if has_offset(code):
             multiply_out(32, 32, 1, d, o, q, s, t, x)

@@ -309,7 +309,7 @@ def cross_entropy(scratch, n, epsilon, weighted, biased, _, __):
 
 
 def cross_entropy_back(scratch, n, epsilon, weighted, biased, _, __):
-    """Of a row and (largest, sum, dy, class)."""
+    """The gradient of cross_entropy, from a row and its (largest, sum, dy, class)."""
     lanes, row, sums, _, powers = _scratch(scratch, n)
     top, total, at = sums[0], sums[1], types.int64(sums[3])
     dy = ZERO if at < 0 else sums[2]

@@ -87,7 +87,7 @@ class AttentionCase:
 
     @property
     def y_strides(self) -> tuple[int, int, int]:
-        """Of items, heads and tokens of the result."""
+        """Steps from item to item, head to head and token to token of the result."""
         return self.heads * self.tq * self.dv, self.tq * self.dv, self.dv
 
     @property

@@ -47,7 +47,7 @@ class Lines(NamedTuple):
 
 
 def lines_of(case: AttentionCase) -> Lines:
-    """Those of a mask of every batch entry: an entry's range is found for each, whatever it shares."""
+    """The lines of a mask, of every batch entry: an entry's range is found for each, whatever it shares."""
     _, head, token, _ = case.mask or (0, 0, 0, 0)
     return Lines(case.batch, case.heads if head else 1, case.tq if token else 1)
 
@@ -100,7 +100,7 @@ class RangedAttention(Attention):
         return compared(each, *outputs(bench, RangedAttention(plain).launch(each), each, held), want)
 
     def launch(self, case: AttentionCase) -> Run:
-        """Of a case with a mask, without `offset`, `starts` and `stops`; the launch reads no `start` and `stop`."""
+        """Run a case with a mask, without `offset`, `starts` and `stops`; the launch reads no `start` and `stop`."""
         lines, b, device, main = lines_of(case), case.batch, case.device, self.main
         find, put_in_order = _bind_prelude(case)
         if one_range(case):
@@ -195,7 +195,7 @@ def _steps(case: AttentionCase) -> dict[str, int]:
 
 
 def _facts(case: AttentionCase) -> tuple[Any, ...]:
-    """As `triton_facts`, of the kernel for ranges."""
+    """What `triton_facts` is, of the kernel for ranges."""
     types, constants, hints, options, values = triton_facts(together(case), WalkAttention.index, _rows(case))
     for name in ("CAUSAL", "STARTS", "STOPS", "WALK"):
         del constants[name]

@@ -104,7 +104,7 @@ def triton_facts(case: AttentionCase, walk: int, block: int) -> TypesAndValues:
 
 
 def triton_text(case: AttentionCase, found: TypesAndValues) -> dict[str, Any]:
-    """All of it that selects code; coefficients follow from the dtype, WALK is the kernel's name."""
+    """All that selects code; coefficients follow from the dtype, WALK is the kernel's name."""
     _, constants, hints, options, _ = found
     chosen = {key: value for key, value in constants.items() if key not in ("TERMS", "WALK")} | options
     kinds = {"KIND": CODE[case.dtype], "MASK_KIND": mask_defines(case)["MASK_KIND"], "OUT": CODE[case.dtype_out]}

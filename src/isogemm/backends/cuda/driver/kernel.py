@@ -65,7 +65,7 @@ def longs(*values: int) -> list[Parameter]:
 
 
 def ints(*values: int) -> list[Parameter]:
-    """Those of 32 bits."""
+    """Parameters of 32 bits that are fixed when bound."""
     return [("i32", value) for value in values]
 
 

@@ -71,7 +71,7 @@ class CudaLive:
         self.compiled_alone = compiled_alone
 
     def submit(self, task: Callable[[], None], rank: int) -> None:
-        """In a thread of low priority."""
+        """Do it in a thread of low priority."""
         submit(task, rank)
 
     @contextmanager
@@ -159,7 +159,7 @@ class CudaLive:
         torch.cuda.synchronize(self.device)
 
     def differing(self, product: Product, ours: Launch, others: Sequence[Launch]) -> list[int] | None:
-        """By `compare.differing`, where its operands fit into a part of the memory that is free."""
+        """What `compare.differing` counts, where its operands fit into a part of the memory that is free."""
         import torch
 
         free = torch.cuda.mem_get_info(self.device)[0]
@@ -188,7 +188,7 @@ class CudaRound:
             return bool(self.pairs[-1][1].query())
 
     def microseconds(self) -> list[float]:
-        """Of one launch, by the events around those of each kernel."""
+        """Microseconds of one launch, by the events around those of each kernel."""
         with relaxed():
             return [1e3 / self._in_a_row * float(begin.elapsed_time(end)) for begin, end in self.pairs]
 

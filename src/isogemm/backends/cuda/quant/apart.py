@@ -84,12 +84,12 @@ class ApartConfig:
 
     @property
     def threads(self) -> int:
-        """Of a block: consumers, warps that dequantize, and one that brings stages."""
+        """Threads of a block: consumers, warps that dequantize, and one that brings stages."""
         return 128 * self.warpgroups + 32 * self.decoders + 32
 
     @property
     def registers(self) -> int:
-        """Of a thread."""
+        """Registers that a thread may have."""
         return 65536 // self.threads // 8 * 8
 
     def shared(self, lay: PackedLayout) -> int:
@@ -126,7 +126,7 @@ def legal(lay: PackedLayout, c: ApartConfig) -> bool:
 
 
 def _deepest(lay: PackedLayout, c: ApartConfig) -> ApartConfig | None:
-    """With as many stages as there is room for, up to 24; None where parities need more."""
+    """The configuration with as many stages as there is room for, up to 24; None where parities need more."""
     most = replace(c, stages=24)
     over = most.shared(lay) - SHARED
     if over > 0:
@@ -174,7 +174,7 @@ def _microseconds(lay: PackedLayout, c: ApartConfig, m: int, n: int, k: int, gpu
 
 
 def _configs(lay: PackedLayout, m: int) -> Iterator[ApartConfig]:
-    """Those worth trying for so many rows of x."""
+    """Configurations worth trying for so many rows of x."""
     for cols in sorted({(m + 8 * parts - 1) // (8 * parts) * 8 for parts in PARTS}):
         for first, (rows, depth), (decoders, each) in itertools.product("xw", SHAPES, DECODERS):
             c = ApartConfig(first, rows, cols, depth, 0, 0, decoders, each)

@@ -42,12 +42,12 @@ class FewConfig:
 
     @property
     def warps(self) -> int:
-        """Of a block, without the one that brings chunks of x."""
+        """Warps of a block, without the one that brings chunks of x."""
         return self.whole + 2 * self.split
 
     @property
     def threads(self) -> int:
-        """Of a block."""
+        """Threads of a block."""
         return 32 * (self.warps + (self.xstages > 0))
 
     def shared(self, lay: PackedLayout, m: int, k: int) -> int:
@@ -92,7 +92,7 @@ def _options(lay: PackedLayout, m: int, n: int, k: int, multiprocessors: int) ->
 
 
 def _filled(lay: PackedLayout, each: int, m: int, k: int) -> FewConfig:
-    """With the best rings that there is room for."""
+    """The configuration with the best rings that there is room for."""
     # Measured on an H200, n from 2560 to 28672, k from 2560 to 14336, m from 1 to 32. Few tiles: what takes long is a
     # warp's chain, and its waits where parts and chunks end. Many: long parts pay where their code is short, for there
     # are three kinds of warps, each with its own.
@@ -121,7 +121,7 @@ def expected(lay: PackedLayout, c: FewConfig, m: int, n: int, k: int, gpu: Gpu) 
 
 
 def _split(tiles: int) -> int:
-    """Of a multiprocessor's tiles, those with two warps: its quarters get equal shares, and none stays without work."""
+    """How many of a multiprocessor's tiles have two warps: its quarters get equal shares, and all have work."""
     return tiles if tiles <= NARROW else tiles % 4 % 3
 
 

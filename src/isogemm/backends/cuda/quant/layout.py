@@ -92,7 +92,7 @@ class PackedLayout:
 
     @property
     def scale_bytes(self) -> int:
-        """Of a record, behind its codes."""
+        """Bytes of the scales of a record, which stand behind its codes."""
         return self.record_bytes - self.floats
 
     @property

@@ -81,7 +81,7 @@ def legal(lay: PackedLayout, c: ManyConfig) -> bool:
 
 
 def deepest(lay: PackedLayout, warpgroups: int, blocks: int, cols: int) -> ManyConfig | None:
-    """With as many stages as there is room for; None where no ring of three fits."""
+    """The configuration with as many stages as there is room for; None where no ring of three fits."""
     several = (ManyConfig(warpgroups, blocks, cols, stages) for stages in range(16, 2, -1))
     return next((c for c in several if legal(lay, c)), None)
 

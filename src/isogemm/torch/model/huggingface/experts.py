@@ -180,14 +180,14 @@ def _block(block: Any, routers: set[str]) -> Match | None:
 
 
 class _First(torch.nn.Module):  # type: ignore[misc]
-    """In the place of a module: what it was given first."""
+    """Stands in the place of a module, and gives what it was given first."""
 
     def forward(self, x: Tensor, *rest: Any, **options: Any) -> Tensor:
         return x
 
 
 class _Column(torch.nn.Module):  # type: ignore[misc]
-    """In the place of a Linear with one result."""
+    """Stands in the place of a Linear with one result."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x[..., :1]

@@ -111,7 +111,7 @@ def _multiplies_otherwise(block: Any) -> str:
 
 
 class _Same(torch.nn.Module):  # type: ignore[misc]
-    """In the place of a module that is looked at by itself."""
+    """Stands in the place of a module that is looked at by itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.clone()

@@ -15,7 +15,7 @@ _OWN = "_loss_function"  # where a model of transformers keeps one that it was g
 
 
 def heads(module: Any) -> dict[str, Any]:
-    """By name, the models in `module` whose loss is transformers' own for next tokens."""
+    """The models in `module`, by name, whose loss is transformers' own for next tokens."""
     if "transformers" not in sys.modules:
         return {}
     from transformers import PreTrainedModel

@@ -171,7 +171,7 @@ def _check_told(probe: Any, mask: Any) -> None:
 
 
 class _HeadNorm(torch.nn.Module):  # type: ignore[misc]
-    """In the place of a norm, which is looked at by itself: it shows where and on what a norm is called."""
+    """Stands in the place of a norm, which is looked at by itself: it shows where and on what a norm is called."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ class CublasCall:
 
     @property
     def matrices(self) -> tuple[Matrix, Matrix, Matrix, Matrix]:
-        """In the order in which the library asks for them."""
+        """The matrices in the order in which the library asks for them."""
         return self.first, self.second, self.c, self.out
 
     @property

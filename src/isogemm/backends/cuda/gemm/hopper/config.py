@@ -80,7 +80,7 @@ class HopperConfig:
 
     @property
     def accumulators(self) -> int:
-        """Of a thread."""
+        """Accumulators of a thread."""
         return self.blocks * self.cols // 2
 
     @property

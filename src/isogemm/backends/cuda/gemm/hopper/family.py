@@ -65,7 +65,7 @@ class Hopper(ProductFamily):
         return tuple(c for c in PALETTE if self.supports(product, c))
 
     def microseconds(self, product: Product, config: str, device: int) -> float | None:
-        """By the model of `isogemm.backends.cuda.gemm.model`."""
+        """The time to expect, by the model of `isogemm.backends.cuda.gemm.model`."""
         parsed = HopperConfig.parse(config)
         return None if parsed is None else expected(product, parsed, gpu_of(device))
 

@@ -88,7 +88,7 @@ def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
 
 
 def _filled(p: Product, c: HopperConfig, depths: Sequence[int] = (64, 128, 256)) -> Iterator[HopperConfig]:
-    """With K of a stage, stages that fill shared memory, and weights that leave L2 first where they are read once.
+    """Configurations with a stage's K, stages that fill shared memory, and weights read once that leave L2 first.
 
     In a crowded launch they fill no more than RING of it. A tree has configurations with fewer stages, too, beside
     which sums can wait.
@@ -110,7 +110,7 @@ def _filled(p: Product, c: HopperConfig, depths: Sequence[int] = (64, 128, 256))
 
 
 def _stages(p: Product, depth: int, lines: int, room: int) -> int:
-    """As many as there is room for; no more than two tiles' walks have."""
+    """As many stages as there is room for; no more than two tiles' walks have."""
     return min(room // (depth * 2 * lines), max(2, 2 * -(-p.k // depth)), 24)
 
 

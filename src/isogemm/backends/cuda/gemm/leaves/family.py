@@ -73,7 +73,7 @@ class Leaves(ProductFamily):
     name, home = "leaves", "backends/cuda/gemm/leaves"
 
     def configs(self, product: Product) -> tuple[str, ...]:
-        """Those of the chains."""
+        """The configurations of the chains that a product is cut into."""
         found = walks(product)
         names = CHAINS[product.contract.arithmetic].configs(found.even) if found else ()
         return tuple(name for name in names if self.supports(product, name))

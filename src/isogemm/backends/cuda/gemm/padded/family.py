@@ -52,12 +52,12 @@ class Copy(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of the copy."""
+        """Bytes of the copy."""
         return 16 * self.items * self.number * self.words
 
     @property
     def strides(self) -> Strides:
-        """Of the copy."""
+        """Strides of the copy."""
         step = 8 * self.words
         item = step * self.number if self.each else 0
         return Strides(1, step, item) if self.along else Strides(step, 1, item)
@@ -114,7 +114,7 @@ class Padded(ProductFamily):
     name, home = "padded", "backends/cuda/gemm/padded"
 
     def configs(self, product: Product) -> tuple[str, ...]:
-        """Those of the product whose operands lie as Hopper's kernels want."""
+        """Hopper's configurations of the product whose operands lie as its kernels want."""
         found = padded(product)
         return HOPPER.configs(found.product) if found else ()
 
@@ -124,7 +124,7 @@ class Padded(ProductFamily):
         return found is not None and HOPPER.supports(found.product, config)
 
     def palette(self, product: Product) -> tuple[str, ...]:
-        """Hopper's."""
+        """Hopper's palette for that product."""
         found = padded(product)
         return HOPPER.palette(found.product) if found else ()
 

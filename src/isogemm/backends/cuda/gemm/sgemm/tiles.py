@@ -21,7 +21,7 @@ class BlockTile(NamedTuple):
 
 
 class RingTile(NamedTuple):
-    """As above; lanes of a warp along m, buffers of the ring, and steps of 4 of K that are read ahead."""
+    """What `BlockTile` has; lanes of a warp along m, buffers of the ring, and steps of 4 of K that are read ahead."""
 
     m: int
     n: int
@@ -79,7 +79,7 @@ class SgemmConfig(NamedTuple):
 
     @property
     def sizes(self) -> BlockTile | RingTile:
-        """Of the tile."""
+        """The tile that the name stands for."""
         return RINGS.get(self.tile) or TILES[self.tile]
 
     def __str__(self) -> str:
@@ -103,7 +103,7 @@ class Shares(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """In all."""
+        """How many there are in all."""
         return self.teams * self.size
 
     @property
@@ -113,7 +113,7 @@ class Shares(NamedTuple):
 
 
 def shares_of(p: Product, tile: BlockTile | RingTile, multiprocessors: int) -> Shares:
-    """As many blocks as run at once, but no more than there are tiles, so that no more than two share one."""
+    """Shares of as many blocks as run at once, but of no more than there are tiles: at most two share one."""
     tiles, rows = blocks_of(p, tile) * p.batch, -(-p.m // tile.m)
     size = next(d for d in range(MOST_OF_A_TEAM, 0, -1) if rows % d == 0)
     at_once = min(sure_of(p, tile), tiles // multiprocessors) * multiprocessors or tiles - 1
@@ -132,7 +132,7 @@ def copiers_of(p: Product, tile: RingTile) -> int:
 
 
 def out_of_step(p: Product, tile: str) -> tuple[bool, bool]:
-    """Of A and B: whether a kernel has to load or copy less than 16 bytes at once."""
+    """Whether a kernel has to load or copy less than 16 bytes of A at once, and of B."""
     if tile in TILES:
         a, b = (values < 4 for _, values in loads(p))
     else:
@@ -167,7 +167,7 @@ def _loaded(side: Fp32Side, p: Product) -> tuple[int, int]:
 
 
 def copies(p: Product, tile: RingTile) -> list[tuple[bool, int]]:
-    """Of A and B: whether a ring copies it along k, and how many values at once."""
+    """For A and for B, whether a ring copies it along k, and how many values at once."""
     a, b = sides(p)
     return [_copied(a, p, tile.m), _copied(b, p, tile.n)]
 

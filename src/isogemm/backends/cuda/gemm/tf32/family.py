@@ -59,7 +59,7 @@ class Tf32(ProductFamily):
     name, home = "tf32", "backends/cuda/gemm/tf32"
 
     def configs(self, product: Product) -> tuple[str, ...]:
-        """By a model of their time: waves of tiles."""
+        """Legal configurations, the fastest first by a model of their time: waves of tiles."""
         if product.contract.arithmetic not in ARITHMETICS:
             return ()
         names = CONFIGS[ARITHMETICS[product.contract.arithmetic]]

@@ -125,7 +125,7 @@ class TileFamily(ProductFamily):
         return tile.shared(size) <= 225 * 1024 and tile.block_m * tile.block_n <= 256 * 32 * tile.warps
 
     def microseconds(self, product: Product, config: str, device: int) -> float | None:
-        """By the model of `isogemm.backends.cuda.gemm.model`, for tensor cores."""
+        """The time to expect on tensor cores, by the model of `isogemm.backends.cuda.gemm.model`."""
         tile = Tile.parse(config)
         if tile is None or self.fma:
             return None

@@ -45,7 +45,7 @@ class FewCodes(NamedTuple):
         return -(-(8 * self.group * self.teams * self.stages + chains + read + 32) // 128) * 128
 
     def form(self, lay: PackedLayout) -> str:
-        """Of the codes of x that it takes; "" where it makes them itself."""
+        """The form of the codes of x that it takes; "" where it makes them itself."""
         return "" if self.x == "fused" else form_of(lay)
 
     def bind(self, case: QuantCase, device: int) -> Bound:

@@ -35,7 +35,7 @@ class ManyCodes(NamedTuple):
         return 8 * self.tiles_x * self.warps_x >= 128
 
     def form(self, lay: PackedLayout) -> str:
-        """Of the codes of x that it takes."""
+        """The form of the codes of x that it takes."""
         return "words"
 
     def bind(self, case: QuantCase, device: int) -> Bound:

@@ -61,7 +61,7 @@ class WideCodes(NamedTuple):
         return self.cols // 8
 
     def form(self, lay: PackedLayout) -> str:
-        """Of the codes of x that it takes."""
+        """The form of the codes of x that it takes."""
         return "float16"
 
     def bind(self, case: QuantCase, device: int) -> Bound:
@@ -131,7 +131,7 @@ def legal(lay: PackedLayout, c: WideCodes) -> bool:
 
 
 def _deepest(lay: PackedLayout, warpgroups: int, cols: int) -> WideCodes | None:
-    """With as many stages as there is room for, up to eight."""
+    """The configuration with as many stages as there is room for, up to eight."""
     several = (WideCodes(warpgroups, cols, stages) for stages in range(8, 1, -1))
     return next((c for c in several if legal(lay, c)), None)
 

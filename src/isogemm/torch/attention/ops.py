@@ -146,8 +146,13 @@ def _pair(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     *_, contract, out_dtype = rest
+    return empty_pair(q, k, v, contract, out_dtype or q.dtype)
+
+
+def empty_pair(q: Tensor, k: Tensor, v: Tensor, contract: Any, dtype: Any) -> tuple[Tensor, Tensor]:
+    """What `_pair` gives, with nothing in it."""
     chosen(contract, q, k)  # an unknown contract is an error while tracing
-    y = q.new_empty(*q.shape[:3], v.shape[3], dtype=out_dtype or q.dtype)
+    y = q.new_empty(*q.shape[:3], v.shape[3], dtype=dtype)
     return y, q.new_empty(2, *q.shape[:3], dtype=torch.float32)
 
 

@@ -24,7 +24,7 @@ from .. import reductions
 from ..gemm.products import call_product
 from ..operator import Operator, Tensor, define, refuse_vmap
 from ..routing.elementwise import subnormals_kept
-from .ops import chosen, differentiate, forward
+from .ops import chosen, differentiate, empty_pair, forward
 
 _LOG2E, _LN2 = float(LOG2E), 0.6931471824645996  # ln 2 rounded to float32
 
@@ -46,9 +46,7 @@ def _body(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any) -> tupl
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
-    chosen(options[-1], q, k)
-    y = q.new_empty(*q.shape[:3], v.shape[3], dtype=torch.float32)
-    return y, q.new_empty(2, *q.shape[:3], dtype=torch.float32)
+    return empty_pair(q, k, v, options[-1], torch.float32)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

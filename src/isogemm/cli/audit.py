@@ -105,17 +105,16 @@ def audit_command(
     if way == "--replay":
         _replay(replay)
     _check_outputs(json, html, shapes, weights, inputs)
+    subject = {"random": random, "dtype": dtype, "device": device, "seed": seed}
     if way == "--tp":
-        options = {"random": random, "dtype": dtype, "device": device, "seed": seed, "tokens": tokens}
-        _audit_ranks(hf, numbers("--tp", tp, nearest="1,2"), json, options)
+        _audit_ranks(hf, numbers("--tp", tp, nearest="1,2"), json, subject | {"tokens": tokens})
     if way == "--hf":
-        found = _audit_model(hf, random, mode, require, relation, m, dtype, device, quantize, seed, tokens)
-        _finish(found, json, html)
+        _finish(_audit_model(hf, subject, mode, require, relation, m, quantize, tokens), json, html)
     with progress_bar() as progress:
         report = run(
             words(provider, "isogemm,torch" if device.startswith("cuda") else "isogemm,numpy"),
             _sources(model, shapes, weights, match, limit),
-            require=[name for name in words(require, "") if name != "none"] if require else None,
+            require=_required(require),
             dtype=dtype or "float32",
             seed=seed,
             sweep=numbers("--m", m, nearest="1,2,16") or None,
@@ -131,38 +130,37 @@ def audit_command(
 
 def _audit_model(
     path: str,
-    random: bool,
+    subject: Mapping[str, Any],
     mode: Several,
     require: Several,
     relation: Several,
     m: Several,
-    dtype: str,
-    device: str,
     quantize: str,
-    seed: int,
     tokens: int,
 ) -> Report:
+    """Audit the model in a folder, which is loaded as `subject` says."""
     from ..audit import load
     from ..audit import model as run
     from ..audit.transformer.engine import check_choices
 
-    said = ["--hf", path, *["--random"] * random, "--seed", str(seed), "--tokens", str(tokens)]
-    said += ["--dtype", dtype] * bool(dtype) + ["--device", device] * bool(device)
-    said += ["--quantize", quantize] * bool(quantize)
+    seed, named = subject["seed"], {**subject, "quantize": quantize}
+    said = ["--hf", path, *["--random"] * subject["random"], "--seed", str(seed), "--tokens", str(tokens)]
+    for name in ("dtype", "device", "quantize"):
+        said += [f"--{name}", named[name]] * bool(named[name])
     sizes = numbers("--m", m, nearest="2,7,32") or [2, 7, 32]
     if min(sizes) < 2:
         limit = "batches of at least 2, which a model's alone is compared with"
         raise OptionError("--m", limit=limit, value=",".join(map(str, sizes)), nearest="2,7,32")
     asked: dict[str, Any] = {
         "mode": words(mode, "plain,convert"),
-        "require": [name for name in words(require, "") if name != "none"] if require else None,
+        "require": _required(require),
         "relations": words(relation, "") or None,
     }
     check_choices(**asked, quantize=quantize or None)  # a model takes its time to load
     with progress_bar() as progress:
         progress(0, None, f"loading {path}")
         return run(
-            load(path, random=random, dtype=dtype, device=device, seed=seed),
+            load(path, **subject),
             **asked,
             batches=sizes,
             tokens=tokens,
@@ -171,6 +169,11 @@ def _audit_model(
             progress=progress,
             words=[*said, *(["--m", ",".join(map(str, sizes))] if m else [])],
         )
+
+
+def _required(given: Several) -> list[str] | None:
+    """Who has to hold: with 'none' nobody; None where nothing is said."""
+    return [name for name in words(given, "") if name != "none"] if given else None
 
 
 def _audit_ranks(path: str, sizes: list[int], json: str, options: Mapping[str, Any]) -> NoReturn:
@@ -204,7 +207,7 @@ def _replay(text: str) -> NoReturn:
 
 
 def _refuse_unread(here: typer.Context) -> str:
-    """Of what the audit is, by `AUDITED`; raises where an option was given that it would not read."""
+    """What is audited, as `AUDITED` names it; raises where an option was given that it would not read."""
     way = next((name for name in AUDITED if name and was_given(here, name.removeprefix("--"))), "")
     unread = {x.name or "" for x in here.command.params} - {*AUDITED[way]}
     if way and not (way == "--tp" and not here.params["hf"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -86,6 +87,19 @@ def groups_text(found: Sequence[Row]) -> Text:
         bars = ", ".join(f"{bar:g}" for bar in g["bars"] if bar)
         words += f"{g['low']:.3f}, least {g['least']:.3f} (bars {bars}: {g['result'].lower()})"
         lines.append(Text(words, style=STYLES[g["result"]]))
+    return Text("\n").join(lines)
+
+
+def bars_text(rows: Sequence[Row]) -> Text:
+    """How many bars of the rows have each result."""
+    bars = Counter(bar["result"] for row in rows for bar in row["bars"])
+    words = (Text(f"{bars[name]} {name.lower()}", style=STYLES[name]) for name in STYLES if bars[name])
+    return Text("bars: ") + Text(", ").join(words)
+
+
+def judged_text(bars: Sequence[Row], without: str = "") -> Text:
+    """Bars and whether they are met, a line each; they are named without a prefix that all have."""
+    lines = (Text(f"{b['bar'].removeprefix(without)}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in bars)
     return Text("\n").join(lines)
 
 

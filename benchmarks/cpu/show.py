@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ..common import STYLES, bits_text, ratio_text, seconds_text
+from ..common import bars_text, bits_text, judged_text, ratio_text, seconds_text
 from .operands import PEERS
 
 __all__ = ["summary", "table"]
@@ -51,8 +50,7 @@ def _cells(row: Row) -> list[Text | str]:
 
 
 def _judged(row: Row) -> list[Text | str]:
-    lines = [Text(f"{b['bar']}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in row["bars"]]
-    return [Text("\n").join(lines), bits_text(row["correctness"]), row["kernel"] or ""]
+    return [judged_text(row["bars"]), bits_text(row["correctness"]), row["kernel"] or ""]
 
 
 def _ratio(row: Row, peer: str) -> Text | str:
@@ -72,9 +70,7 @@ def _rate(row: Row, ours: Mapping[str, Any]) -> str:
 
 def summary(rows: Sequence[Row]) -> Text:
     """How many bars are met, how many bits differ, what failed."""
-    bars = Counter(bar["result"] for row in rows for bar in row["bars"])
-    text = Text("bars: ")
-    text += Text(", ").join(Text(f"{bars[name]} {name.lower()}", style=STYLES[name]) for name in STYLES if bars[name])
+    text = bars_text(rows)
     checks = [row["correctness"] for row in rows if row["correctness"]]
     differing, checked = (sum(c[key] for c in checks) for key in ("differing", "checked"))
     text += Text(f"; bits: {differing} of {checked} sampled elements differ", style="red" if differing else "")

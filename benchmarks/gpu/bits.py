@@ -6,34 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from isogemm.contract import compare, reference
+from isogemm.operands.tensors import on_host
 
-__all__ = ["Sample", "differing", "relative_error", "to_numpy"]
+__all__ = ["Sample", "relative_error"]
 
 Array = NDArray[Any]
 SAMPLED_COLUMNS = 48
-
-
-def to_numpy(x: Any) -> Array:
-    """A copy of a tensor on the host, bfloat16 included."""
-    import torch
-
-    host = x.detach().cpu().contiguous()
-    if host.dtype is torch.bfloat16:
-        return host.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-    return host.numpy()  # type: ignore[no-any-return]
-
-
-def differing(x: Any, y: Any) -> int:
-    """Elements of two tensors of one shape and dtype whose bits differ."""
-    import torch
-
-    word = torch.int16 if x.element_size() == 2 else torch.int32
-    return int((x.contiguous().view(word) != y.contiguous().view(word)).sum())
 
 
 def relative_error(got: Any, a: Any, b: Any, c: Any = None) -> float:
@@ -79,8 +61,8 @@ class Sample:
     def expected(self) -> Array:
         """float32 accumulators [rows, columns]."""
         if self._expected is None:
-            a, b = to_numpy(self.a[list(self.rows)]), to_numpy(self.b[:, list(self.columns)])
-            c = None if self.c is None else to_numpy(self.c[list(self.rows)][:, list(self.columns)])
+            a, b = on_host(self.a[list(self.rows)]), on_host(self.b[:, list(self.columns)])
+            c = None if self.c is None else on_host(self.c[list(self.rows)][:, list(self.columns)])
             self._expected = reference.evaluate(a, b, self.definition, c)
         return self._expected
 
@@ -93,7 +75,7 @@ class Sample:
             ``contract``, ``checked`` and ``differing`` elements, ``first`` mismatch of the sample in words.
         """
         count = sum(1 for r in self.rows if r < got.shape[0])
-        found = to_numpy(got[list(self.rows[:count])][:, list(self.columns)])
+        found = on_host(got[list(self.rows[:count])][:, list(self.columns)])
         want = reference.epilogue(self.expected()[:count], out_dtype=found.dtype)
         first = compare.first_mismatch(found, want)
         return {

@@ -11,8 +11,9 @@ from typing import Any
 
 import isogemm
 from isogemm.lab import rotate
+from isogemm.study.bits import differing
 
-from .bits import Sample, differing, relative_error
+from .bits import Sample, relative_error
 from .cases import CHAIN, ITEMSIZE, ROWS, Case
 from .peers import PEERS, without_split_k
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..common import STYLES, bits_text, geometric_mean, least_speed, seconds_text
+from ..common import bits_text, geometric_mean, judged_text, least_speed, seconds_text
 from .cases import PEER
 from .measure import OURS, SPACED, against
 
@@ -76,7 +76,6 @@ def cells(rows: Sequence[Row]) -> Table:
             table.add_row(row["name"], "", "", Text(row["error"] or "not measured", style="red"), "", "", "", "")
             continue
         share = f"{ours['roofline']:.0%}" if "roofline" in ours else ""
-        judged = [Text(f"{b['bar']}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in row["bars"]]
         others = "\n".join(_peer(row, name) for name in row["timings"] if name != OURS)
         bits = bits_text(row["correctness"]) if (row["correctness"] or {}).get("checked") else ""
         table.add_row(
@@ -84,7 +83,7 @@ def cells(rows: Sequence[Row]) -> Table:
             seconds_text(ours["median"]),
             share,
             others,
-            Text("\n").join(judged),
+            judged_text(row["bars"]),
             bits,
             _errors(row),
             row["kernel"] or "",

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from isogemm.lab import Candidate, Timing, interleave, row, verdict
+from isogemm.study.bits import differing
 
 from ..common import repeated, words_of
-from ..gpu.bits import differing
 from . import parts as model_parts
 from . import train as model_train
 from .build import Scoped, Shelf, Step

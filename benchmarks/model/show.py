@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..common import STYLES, ratio_text, seconds_text
+from ..common import STYLES, judged_text, ratio_text, seconds_text
 from .cases import TORCH
 from .measure import OURS
 
@@ -40,12 +40,12 @@ def _judged(row: Row, variant: str) -> tuple[Text | str, Text, Text | str]:
         if (v["ours"], v["peer"]) == (variant, TORCH):
             ratio = ratio_text(v, 3)
     bars = [b for b in row["bars"] if b["bar"].startswith(f"{variant} ")]
-    judged = [Text(f"{b['bar'].removeprefix(variant)}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in bars]
+    judged = judged_text(bars, variant)
     bits = (row["correctness"] or {}).get(variant)
     if bits is None:
-        return ratio, Text("\n").join(judged), ""
+        return ratio, judged, ""
     style = "red" if bits["differing"] and variant in OURS else ""
-    return ratio, Text("\n").join(judged), Text(f"{bits['differing']:,} of {bits['checked']:,}", style=style)
+    return ratio, judged, Text(f"{bits['differing']:,} of {bits['checked']:,}", style=style)
 
 
 def line(row: Row) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from isogemm.study.bits import differing
+
 from ..common import words_of
 from .build import Call, Step
 from .cases import GRAD, MAIN_GRAD, TORCH, Case, Sizes
@@ -83,15 +85,9 @@ def steps(layers: dict[str, Layers]) -> dict[str, Step]:
 
 def micro_batches(layers: Layers, parts: int) -> dict[str, int]:
     """Elements of the weights' gradients that differ between the whole batch and so many micro-batches."""
-    import torch
-
-    whole = _summed(layers, 1)
-    cut = _summed(layers, parts)
-    differing = 0
-    for x, y in zip(whole, cut, strict=True):
-        word = torch.int16 if x.element_size() == 2 else torch.int32
-        differing += int((x.view(word) != y.view(word)).sum())
-    return {"differing": differing, "checked": sum(x.numel() for x in whole)}
+    whole, cut = _summed(layers, 1), _summed(layers, parts)
+    found = sum(differing(x, y) for x, y in zip(whole, cut, strict=True))
+    return {"differing": found, "checked": sum(x.numel() for x in whole)}
 
 
 def _summed(layers: Layers, parts: int) -> list[Any]:

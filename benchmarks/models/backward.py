@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from ..gpu.bits import differing
+from isogemm.study.bits import differing
+
 from .ledger import Case, Sizes, timed
 
 __all__ = ["cases"]

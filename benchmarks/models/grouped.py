@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..gpu.bits import differing
+from isogemm.study.bits import differing
+
 from .ledger import Case, Sizes, timed
 
 __all__ = ["cases", "drawn"]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from isogemm.lab import relative_speed
+from isogemm.study.bits import differing
 
-from ..gpu.bits import differing
 from .ledger import Case, Sizes, synchronize
 from .shapes import causal
 

@@ -6,7 +6,8 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..gpu.bits import differing
+from isogemm.study.bits import differing
+
 from .ledger import Case, Sizes, timed
 from .shapes import causal
 

@@ -14,9 +14,11 @@ import isogemm
 from isogemm.contract import compare, int32, reference
 from isogemm.formats.reference import decode
 from isogemm.lab import rotate
+from isogemm.operands.tensors import on_host
 from isogemm.quant import FORMATS, QuantizedMatrix
+from isogemm.study.bits import differing
 
-from ..gpu.bits import Sample, differing, to_numpy
+from ..gpu.bits import Sample
 from ..gpu.operands import L2_BYTES, normal
 from ..llama.cuda import LlamaCuda, Products, Weights
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, RANDOM, ROWS, Case
@@ -93,7 +95,7 @@ class Layer:
     def __post_init__(self) -> None:
         self.x = normal((max(*self.rows, LEAST), self.k), "bfloat16", self.device, self.seed + 1)
         self.bytes = blocks(self.format, self.n, self.k, self.device, self.seed)
-        self.host = QuantizedMatrix.from_bytes(to_numpy(self.bytes), shape=(self.n, self.k), format=self.format)
+        self.host = QuantizedMatrix.from_bytes(on_host(self.bytes), shape=(self.n, self.k), format=self.format)
         self.ends = sorted({0, *(m - 1 for m in self.rows)})
 
     @cached_property
@@ -146,7 +148,7 @@ class Layer:
     @cached_property
     def integers(self) -> Any:
         """The definition of the integer product, float32, in the rows and columns of `sample`."""
-        x = to_numpy(self.x[self.ends]).astype(np.float32)
+        x = on_host(self.x[self.ends]).astype(np.float32)
         return int32.evaluate(x, decode(self.host.rows[list(self.sample.columns)], self.host.format))
 
     def linear(self, name: str, x: Any, copy: int = 0) -> Any:
@@ -318,7 +320,7 @@ def _batch(case: Case, layer: Layer, name: str, got: Any) -> dict[str, int]:
 def _integers(layer: Layer, got: Any) -> dict[str, Any]:
     """The sampled elements of the integer product against its definition."""
     rows = [r for r in layer.ends if r < got.shape[0]]
-    found = to_numpy(got[rows][:, list(layer.sample.columns)])
+    found = on_host(got[rows][:, list(layer.sample.columns)])
     want = reference.epilogue(layer.integers[: len(rows)], out_dtype=found.dtype)
     first = compare.first_mismatch(found, want)
     return {

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ..common import STYLES, seconds_text
+from ..common import bars_text, judged_text, seconds_text
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8
 from .measure import checks, wrong
 from .operands import LLAMA, TORCH
@@ -35,12 +34,10 @@ def table(rows: Sequence[Row]) -> Table:
             result.add_row(row["name"], Text(row["error"] or "not measured", style="red"))
             continue
         share = f"{times[OURS]['roofline']:.0%}" if OURS in times else ""
-        bars = [Text(f"{b['bar']}: {b['result'].lower()}", style=STYLES[b["result"]]) for b in row["bars"]]
         ours = [_ratio(row, a, b) for a, b in AGAINST if a == OURS]
         integer = [_ratio(row, a, b) for a, b in AGAINST if a == Q8]
-        judged = Text("\n").join(bars)
         floats = (_time(row, FP32), _ratio(row, FP32, PLAIN_FP32))
-        ends = (judged, _time(row, Q8), *integer, *floats, _bits(row), row["kernel"] or "")
+        ends = (judged_text(row["bars"]), _time(row, Q8), *integer, *floats, _bits(row), row["kernel"] or "")
         result.add_row(row["name"], _time(row, OURS), share, *ours, *ends)
     return result
 
@@ -73,9 +70,7 @@ def line(row: Row) -> str:
 
 def summary(rows: Sequence[Row]) -> Text:
     """How many bars are met, how many bits differ, what failed or was absent."""
-    bars = Counter(bar["result"] for row in rows for bar in row["bars"])
-    text = Text("bars: ")
-    text += Text(", ").join(Text(f"{bars[name]} {name.lower()}", style=STYLES[name]) for name in STYLES if bars[name])
+    text = bars_text(rows)
     count = sum(wrong(row) for row in rows)
     if any(FP32 in row["timings"] for row in rows):
         text += Text(f"; {FP32} has none")

@@ -10,9 +10,9 @@ from math import isfinite
 from typing import Any
 
 from isogemm.lab import Timing, row, verdict
+from isogemm.study.bits import differing
 
 from ..common import repeated, told, words_of
-from ..gpu.bits import differing
 from ..gpu.engine import CudaEngine
 from ..model.__main__ import HostEngine
 from ..model.build import cache_of, forward, random_model

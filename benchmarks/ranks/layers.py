@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from isogemm.lab import environment, row, verdict, write_json
+from isogemm.study.bits import differing
 
 from ..common import ratio_text, repeated, results_path, selected
-from ..gpu.bits import differing
 from ..gpu.engine import CudaEngine
 from .launch import World, interleaved, launch
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.common import Bar, groups_text, selected, summarize
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import measure as gpu_measure
-from benchmarks.gpu.bits import Sample, differing
+from benchmarks.gpu.bits import Sample
 from benchmarks.gpu.cases import GROUPS, LLM, PEER, RANDOM, ROWS, SGLANG, SUITES, TBIK, Case, cases
 from benchmarks.gpu.measure import Settings, against, calls_in_a_graph, judge, measure
 from benchmarks.gpu.operands import Shelf
@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 from benchmarks import readme
 from isogemm.lab import SubmitClock, SyncClock, Timing, WallClock, read_json, write_json
+from isogemm.study.bits import differing
 
 ALL = cases(SUITES)
 CEILINGS = {"bytes_per_second": 4e12, "bfloat16": 8e14, "float16": 8e14, "float32": 5e13, "tf32x3": 1.3e14}

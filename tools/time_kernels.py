@@ -15,12 +15,11 @@ import argparse
 import contextlib
 import json
 import math
-import multiprocessing
 import random
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from benchmarks.gpu.cases import RANDOM, Case, cases
 from benchmarks.gpu.engine import posed
 
 from isogemm.backends.cuda.gemm.choose import FAMILIES
+from isogemm.lab.gpu.bench import worker_processes
 from isogemm.problem.product import Product
 
 OFFERED, OTHERS, LIBRARY = 16, 12, 16
@@ -130,15 +130,9 @@ def _listed(product: Product) -> list[str]:
 
 def _compile(jobs: Sequence[tuple[str, str, list[Product]]], seconds: float) -> None:
     """Build kernels side by side; their code reaches this process through the disk."""
-    pool = ProcessPoolExecutor(PROCESSES, mp_context=multiprocessing.get_context("spawn"))
-    futures = [pool.submit(_build, *job) for job in jobs]
-    with contextlib.suppress(TimeoutError):
-        for future in as_completed(futures, timeout=seconds):
+    with worker_processes(PROCESSES) as pool, contextlib.suppress(TimeoutError):
+        for future in as_completed([pool.submit(_build, *job) for job in jobs], timeout=seconds):
             future.result()
-    workers = list(getattr(pool, "_processes", {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for worker in workers:
-        worker.terminate()
 
 
 def _build(name: str, config: str, products: Sequence[Product]) -> None:

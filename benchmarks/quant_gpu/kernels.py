@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures import wait
 from typing import Any
+
+from isogemm.lab.gpu.bench import worker_processes
 
 from .cases import Case
 from .operands import ALONE, LEAST
@@ -57,13 +58,8 @@ def prepare(chosen: Sequence[Case], *, seconds: float) -> None:
     """Compile and try, side by side, what will be chosen for drawn products; the disk brings it to this process."""
     asked = dict.fromkeys((c.format, m, c.n, c.k) for c in chosen for m in (c.m, ALONE if c.m >= LEAST else LEAST))
     count = max(1, min(15, (os.cpu_count() or 2) - 1))
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
-    futures = [pool.submit(_choose, *case) for case in sorted(asked, key=lambda case: case[1])]
-    wait(futures, timeout=seconds)
-    workers = list(getattr(pool, "_processes", {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for worker in workers:
-        worker.terminate()
+    with worker_processes(count) as pool:
+        wait([pool.submit(_choose, *case) for case in sorted(asked, key=lambda case: case[1])], timeout=seconds)
 
 
 def _choose(format: str, m: int, n: int, k: int) -> None:

@@ -6,8 +6,9 @@ import logging
 import math
 import multiprocessing
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from typing import Any
 
 from ...backends import open_device
@@ -161,25 +162,33 @@ def _best(clock: GraphClock, run: Any) -> float:
 def prepare_in_processes(device: int, jobs: Sequence[Job], *, seconds: float = 90.0) -> Offers:
     """Compile and try kernels side by side, and search libraries; verdicts and code reach this process through disk."""
     count = max(1, min(14, (os.cpu_count() or 2) - 2))
-    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
     offers: dict[tuple[str, Product], tuple[str, ...]] = {}
     try:
-        futures = {pool.submit(_prepare, device, job): job for job in jobs}
-        for future in as_completed(futures, timeout=seconds):
-            name, config, products = futures[future]
-            why, offered = future.result()
-            if why:
-                notice(why)
-            if not config:
-                offers[name, products[0]] = offered
+        with worker_processes(count) as pool:
+            futures = {pool.submit(_prepare, device, job): job for job in jobs}
+            for future in as_completed(futures, timeout=seconds):
+                name, config, products = futures[future]
+                why, offered = future.result()
+                if why:
+                    notice(why)
+                if not config:
+                    offers[name, products[0]] = offered
     except (TimeoutError, RuntimeError) as error:  # RuntimeError: a process died, with its pool
         notice(f"some kernels are compiled later: {type(error).__name__} {error}")
+    return offers
+
+
+@contextmanager
+def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that compile side by side; at the end those that still do are ended, which a pool would wait for."""
+    pool = ProcessPoolExecutor(count, mp_context=multiprocessing.get_context("spawn"))
+    try:
+        yield pool
     finally:
         workers = list(getattr(pool, "_processes", {}).values())
         pool.shutdown(wait=False, cancel_futures=True)
         for worker in workers:
             worker.terminate()
-    return offers
 
 
 def _prepare(device: int, job: Job) -> tuple[str, tuple[str, ...]]:

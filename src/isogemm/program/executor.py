@@ -17,16 +17,14 @@ from numpy.typing import NDArray
 
 from ..backends.cpu import steps as kernels
 from ..backends.cpu.attention import loops as attention
-from ..backends.cpu.emit import descriptor as f
 from ..backends.cpu.emit.entries import address_of
 from ..backends.cpu.gemm.launch import Batch, launch_single
 from ..backends.cpu.gemm.schedule import Schedule
 from ..backends.cpu.gemm.tasks import Epilogue, float32_bits, task_for
 from ..backends.cpu.pool import pool, run_chunks
 from ..backends.cpu.quant import loops, pack
-from ..backends.cpu.quant.launch import complete, panels_task, quantizing_task
+from ..backends.cpu.quant.launch import complete, panels_task, point, quantizing_task
 from ..backends.cpu.quant.layout import COLUMNS
-from ..backends.cpu.quant.linear import ROWS_BYTES
 from ..backends.cpu.rows import loops as rows
 from ..backends.cpu.rows.run import task_of
 from ..base.dtypes import CODE_OF
@@ -283,13 +281,8 @@ def _quantized_linear(keep: list[Any], call: PlannedCall, entry: Mapping[str, An
     (x, w, *biases, out), (m, n, k), fmt = arrays, call.shape, call.options["format"]
     threads, tile, chunks = _chunks(call, entry)
     task = panels_task(fmt, m, n, k, threads)[0].copy()
-    product, words = task[1], task[2]
-    product[f.OUT], product[f.O_RS], product[f.O_CS], product[f.O_E] = out.ctypes.data, *out.strides, CODE_OF[out.dtype]
-    for bias in biases:
-        product[f.BIAS], product[f.BIAS_CS], product[f.BIAS_E] = bias.ctypes.data, 4, CODE_OF[bias.dtype]
-    words[loops.RECORDS], words[loops.RECORD_ROW], words[loops.PANELS] = x.ctypes.data, x.strides[0], w.ctypes.data
-    words[loops.PER_CHUNK], words[loops.LANES] = -(-tile // COLUMNS), threads
-    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // x.strides[0] // 8 * 8)
+    task[2, loops.PER_CHUNK], task[2, loops.LANES] = -(-tile // COLUMNS), threads
+    point(task, x, w, out, biases[0] if biases else None)
     complete(task, fmt, w.strides[0])
     return _launch(keep, address_of(loops.run_panels), task, loops.SCRATCH, threads, chunks)
 

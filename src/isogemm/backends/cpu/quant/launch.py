@@ -28,6 +28,7 @@ Array = npt.NDArray[Any]
 SERIAL = 2**19  # multiply-adds below which a second thread costs more than it saves
 CHUNK = 2**19  # multiply-adds of a chunk: enough to hide the claim, small enough to balance
 IN_PLACE = 8  # panels of a chunk: one that is read in place asks for the next one's lines, for the same core
+ROWS_BYTES = 2**18  # activations that a block of rows may keep in the second-level cache
 ACTIVATIONS = 2**12  # elements of a chunk of activations
 SCRATCH = max(loops.SCRATCH, pack.SCRATCH)
 # Of a call's own room, from an aligned address: two task arrays, then records.
@@ -99,6 +100,17 @@ def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1)
     words[loops.PANEL_BYTES] = k // fmt.block * layout.panel(fmt).nbytes
     words[loops.ROWS_PER_BLOCK], words[loops.LANES] = max(1, m), threads
     return task, -(-count // per_chunk), threads
+
+
+def point(task: Array, rows: Array, weights: Array, out: Array, bias: Array | None) -> None:
+    """Say where the operands of a copy of `panels_task` lie: records or floats, and panels or rows of blocks."""
+    d, words = task[1], task[2]
+    d[f.OUT], d[f.O_RS], d[f.O_CS], d[f.O_E] = out.ctypes.data, *out.strides, element_code(out.dtype)
+    if bias is not None:
+        d[f.BIAS], d[f.BIAS_CS], d[f.BIAS_E] = bias.ctypes.data, bias.strides[0], element_code(bias.dtype)
+    words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
+    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
+    words[loops.PANELS] = weights.ctypes.data
 
 
 def complete(task: Array, name: str, row: int) -> None:

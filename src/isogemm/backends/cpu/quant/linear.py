@@ -24,7 +24,6 @@ Array = npt.NDArray[Any]
 
 ALIGN = 64
 HUGE = 2**21
-ROWS_BYTES = 2**18  # activations that a block of rows may keep in the second-level cache
 ALONE = 3 * ACTIVATIONS  # elements of activations that one thread quantizes sooner than two would meet
 
 
@@ -177,16 +176,9 @@ def _run(
     least = launch.IN_PLACE if panels.row else 1
     template, chunks, threads = panels_task(fmt.name, m, n, k, get_num_threads(), least)
     task = template.copy()
-    d = task[1]
-    d[f.OUT], d[f.O_RS], d[f.O_CS], d[f.O_E] = out.ctypes.data, *out.strides, element_code(out.dtype)
-    if bias is not None:
-        d[f.BIAS], d[f.BIAS_CS], d[f.BIAS_E] = bias.ctypes.data, bias.strides[0], element_code(bias.dtype)
-    words = task[2]
-    words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
-    words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
-    words[loops.PANELS] = panels.data.ctypes.data
+    launch.point(task, rows, panels.data, out, bias)
     if element is None:
         launch.complete(task, fmt.name, panels.row)
     else:
-        loops.put_routines(words, m, "floats", fmt.name, element)
+        loops.put_routines(task[2], m, "floats", fmt.name, element)
     run_task(address_of(loops.run_panels), task, chunks, loops.SCRATCH, threads)

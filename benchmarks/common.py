@@ -103,6 +103,13 @@ def judged_text(bars: Sequence[Row], without: str = "") -> Text:
     return Text("\n").join(lines)
 
 
+def missing_text(rows: Sequence[Row]) -> Text:
+    """What failed, and which peers were absent, a line each."""
+    failed = "".join(f"\nfailed: {row['name']}: {row['error']}" for row in rows if row["error"])
+    absent = {f"\nabsent: {name}: {words}" for row in rows for name, words in row["absent"].items()}
+    return Text(failed, style="red") + Text("".join(sorted(absent)), style="yellow")
+
+
 class Worded:
     """A case; its words, unique among all cases, are what ``--only`` selects by."""
 

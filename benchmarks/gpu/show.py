@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..common import bits_text, geometric_mean, judged_text, least_speed, seconds_text
+from ..common import bits_text, geometric_mean, judged_text, least_speed, missing_text, seconds_text
 from .cases import PEER
 from .measure import OURS, SPACED, against
 
@@ -111,8 +111,4 @@ def summary(rows: Sequence[Row]) -> Text:
     text = Text(f"{len(llm)} cells against torch.mm, {sum(x < 1 for x in llm)} under 1, {sum(x < 0.95 for x in llm)} ")
     text += Text("under 0.95; ")
     text += Text(f"bits: {wrong} of {seen:,} compared differ", style="red" if wrong else "")
-    for row in rows:
-        if row["error"]:
-            text += Text(f"\nfailed: {row['name']}: {row['error']}", style="red")
-    absent = {f"{name}: {words}" for row in rows for name, words in row["absent"].items()}
-    return text + Text("".join(f"\nabsent: {line}" for line in sorted(absent)), style="yellow")
+    return text + missing_text(rows)

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..common import bars_text, judged_text, seconds_text
+from ..common import bars_text, judged_text, missing_text, seconds_text
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8
 from .measure import checks, wrong
 from .operands import LLAMA, TORCH
@@ -75,8 +75,4 @@ def summary(rows: Sequence[Row]) -> Text:
     if any(FP32 in row["timings"] for row in rows):
         text += Text(f"; {FP32} has none")
     text += Text(f"; bits: {count:,} differ", style="red" if count else "")
-    for row in rows:
-        if row["error"]:
-            text += Text(f"\nfailed: {row['name']}: {row['error']}", style="red")
-    absent = {f"{name}: {words}" for row in rows for name, words in row["absent"].items()}
-    return text + Text("".join(f"\nabsent: {words}" for words in sorted(absent)), style="yellow")
+    return text + missing_text(rows)

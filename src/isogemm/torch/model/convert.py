@@ -361,6 +361,8 @@ def _carry_out(plan: _Plan, contract: Contract | None, order: str) -> None:
         _become(child, known, halves)
         if isinstance(child, (Linear, Transposed, OwnCode)) or known.part == "experts":
             child.contract, child.grad_order = contract, order
+        if isinstance(child, AnyNorm):
+            child.grad_order = order
     for child in plan.attention.values():
         vars(child)["contract"] = None if contract is None else Contract(contract.arithmetic)  # its leaves are its own
 

@@ -193,6 +193,8 @@ def _no_memory(name: str, x: Any) -> LayoutError:
     value, nearest = type(x).__name__, f"{name}.contiguous()"
     if sys.modules["torch"]._C._functorch.is_legacy_batchedtensor(x):
         value, nearest = "a batch of gradients", "vectorize=False, one gradient at a time, or torch.func.jacrev"
+    elif x.is_neg():  # contiguous() would give it back as it is
+        value, nearest = "a lazy negation", f"{name}.resolve_neg()"
     return LayoutError(f"{name}", limit="a tensor with plain memory", value=value, nearest=nearest)
 
 

@@ -291,7 +291,7 @@ def define(
     """
     op = _in_library(name, schema, (_PT2,), {"CompositeExplicitAutograd": body}, fake)
     if backward is not None and "Tensor[]" in schema:  # whose gradients only torch's own way takes apart
-        torch.library.register_autograd(op, backward, setup_context=setup)
+        torch.library.register_autograd(op, _of_memory(backward), setup_context=setup)
     elif backward is not None:
         _library.impl(name, _with_defaults(op, _autograd_kernel(op, setup, backward, forward or op)), "Autograd")
     if vmap is not None:
@@ -402,6 +402,21 @@ class _Once(Reverse):
         refuse_second(ctx.what)
 
 
+def _of_memory(backward: Any) -> Callable[..., Any]:
+    """`backward` of gradients as kernels read them: autograd negates some lazily, and their memory has the opposite."""
+
+    def of_memory(ctx: Any, *gradients: Any) -> Any:
+        return backward(ctx, *map(_in_memory, gradients))
+
+    return of_memory
+
+
+def _in_memory(dy: Any) -> Any:
+    if isinstance(dy, list):  # those of an operator's list of results
+        return [_in_memory(x) for x in dy]
+    return dy if dy is None else dy.resolve_neg()
+
+
 def functions(name: str, forward: Any, setup: Any, backward: Any, vmap: Any = None) -> tuple[Any, Any]:
     """A Function for torch.func, and the same in torch's older form, whose call is 30 us shorter.
 
@@ -413,7 +428,7 @@ def functions(name: str, forward: Any, setup: Any, backward: Any, vmap: Any = No
         setup(ctx, inputs, output)
         return output
 
-    back = {"backward": staticmethod(backward)}
+    back = {"backward": staticmethod(_of_memory(backward))}
     rule = {"generate_vmap_rule": True} if vmap is None else {"vmap": staticmethod(vmap)}
     body = {"forward": staticmethod(forward), "setup_context": staticmethod(setup), **back, **rule}
     return type(name, (Reverse,), body), type(name, (Reverse,), {"forward": staticmethod(eager), **back})

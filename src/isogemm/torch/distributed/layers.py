@@ -226,7 +226,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         (x, w), layer = ctx.saved_tensors, ctx.layer
-        dy = layer.behind(dy)
+        dy = layer.behind(dy.resolve_neg())  # autograd negates some gradients lazily
         rows, flat = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
         dx = dw = db = None
         if ctx.needs_input_grad[0]:

@@ -9,7 +9,7 @@ from tests.products import assert_same, product, values
 from tests.quant.draws import encoded
 
 import isogemm
-from isogemm.errors import OptionError
+from isogemm.errors import OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
 
@@ -140,3 +140,32 @@ def test_functions_of_arrays_are_run_as_they_are_in_compiled_code(form, library)
     torch._dynamo.reset()  # else what was compiled in pieces is taken
     with pytest.raises(torch._dynamo.exc.Unsupported, match=r"isogemm\.torch are operators"):
         torch.compile(FORMS[form], backend="eager", fullgraph=True)(*given)
+
+
+def test_kernels_of_operators_are_no_code_to_compile():
+    """torch's dispatcher calls it in eager code too, where a compiler looks for code around it."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+    def call():
+        return torch.ops.isogemm.softmax_forward.default(LONG, None)
+
+    frames = torch._C._dynamo.eval_frame
+    given_up = frames._FrameExecStrategy(frames._FrameAction.SKIP, frames._FrameAction.DEFAULT)  # as after an error
+    frames.set_code_exec_strategy(call.__code__, given_up)
+    torch.compile(call, backend="eager")()
+    assert not torch._dynamo.utils.counters["frames"]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_error_is_named_where_compiled_code_has_to_be_whole():
+    torch._dynamo.reset()
+
+    def call(x, w):
+        return iso.linear(x, w, main_grad=x)
+
+    with pytest.raises(ShapeError, match="shape of main_grad"):
+        torch.compile(call, backend="eager")(LONG, W)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"ShapeError.*shape of main_grad"):
+        torch.compile(call, backend="eager", fullgraph=True)(LONG, W)

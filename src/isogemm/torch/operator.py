@@ -362,13 +362,14 @@ def _with_defaults(op: Any, function: Any, ahead: int = 0) -> Any:
     """`function` with the defaults of the schema behind what a dispatcher hands over; `ahead` are its own arguments."""
     arguments = op._schema.arguments
     if not any(x.has_default_value() for x in arguments):
+        run_as_it_is(function.__code__)  # torch's dispatcher calls it, where a compiler may look for code
         return function
     values = (None,) * ahead + tuple(x.default_value if x.has_default_value() else None for x in arguments)
 
     def filled(*given: Any) -> Any:
         return function(*given, *values[len(given) :])
 
-    run_as_it_is(filled.__code__)  # torch's dispatcher calls it, where a compiler may look for code
+    run_as_it_is(filled.__code__)
     return filled
 
 

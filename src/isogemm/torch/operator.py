@@ -202,16 +202,27 @@ def check_no_ddp() -> None:
 def check_no_hooks(name: str, parameter: Tensor) -> None:
     """Raise where hooks of a parameter wait for the gradient that its buffer, `name`, takes.
 
+    Compilers are told of those that are there when they look, and of none of what they make themselves.
+
     Raises
     ------
     OptionError
     """
-    recorded = is_grad_enabled() and parameter.requires_grad
-    if recorded and (parameter._backward_hooks or parameter._post_accumulate_grad_hooks):
+    recorded = is_grad_enabled() and parameter.requires_grad and (parameter.is_leaf or not is_compiling())
+    if recorded and _has_hooks(parameter):
         limit = "no hooks: there is no gradient to call them with"
         raise OptionError(
             f"{name} of a parameter with hooks", limit=limit, value="tensor hooks", nearest=f"{name}=None, or no hooks"
         )
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _has_hooks(x: Tensor) -> bool:
+    """Whether a tensor has hooks; its own, for a compiler would look at a stand-in that has none."""
+    return bool(x._backward_hooks or x._post_accumulate_grad_hooks)
+
+
+run_as_it_is(_has_hooks.__code__)
 
 
 def check_no_tree(name: str, grad_order: str) -> None:

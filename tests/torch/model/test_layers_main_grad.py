@@ -168,17 +168,40 @@ def test_buffers_take_what_is_asked_for(autocast):
 
 @pytest.mark.parametrize("kind", ["RMSNorm", "LayerNorm", "GemmaRMSNorm", "Embedding", "Linear"])
 @pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_a_hook_that_would_get_no_gradient_is_an_error(kind, register):
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_hook_that_would_get_no_gradient_is_an_error(kind, register, compiled):
     made = GemmaRMSNorm if kind == "GemmaRMSNorm" else getattr(torch.nn, kind)
     model = torch.nn.Sequential(made(*(8,) * (2 if kind in ("Embedding", "Linear") else 1)))
     iso.convert(model)
     iso.use_main_grad(model)
     getattr(model[0].weight, register)(lambda given: None)
     x = torch.arange(8) if kind == "Embedding" else torch.ones(2, 8)
+    call = torch.compile(model, backend="aot_eager") if compiled else model
     with pytest.raises(OptionError, match="main_grad of a parameter with hooks"):
-        model(x)
+        call(x)
     with torch.no_grad():
-        model(x)
+        call(x)
+    if compiled:
+        torch._dynamo.reset()
+        whole = torch.compile(model, backend="aot_eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=r"OptionError.*main_grad of a parameter with hooks"):
+            whole(x)
+
+
+def test_a_weight_that_compiled_code_makes_is_made_once():
+    """It is not computed ahead, to look for hooks that it cannot have."""
+    weight, x, found = torch.randn(4, 8, requires_grad=True), torch.randn(2, 8), []
+
+    def call(calls, buffer):
+        return iso.linear(x, weight * calls.add_(1), main_grad=buffer)
+
+    for function in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+        calls, buffer = torch.zeros(()), torch.zeros(4, 8)
+        function(calls, buffer).sum().backward()
+        assert calls == 1
+        found.append(buffer)
+    assert torch.equal(*found)
+    assert found[0].any()
 
 
 def test_two_norms_may_share_a_weight():

@@ -264,6 +264,22 @@ def asked_for(ctx: Any, place: int, buffer: Tensor | None) -> Tensor | None:
         return None
 
 
+def written_between(*buffers: Tensor | None) -> None:
+    """Let compiled code hand buffers to its backward pass as they are by then, as contexts of eager code do.
+
+    A compiler saves all that the pass reads, and torch refuses what was written to since: by the backward pass of
+    another call, where two forward passes come first.
+    """
+    if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is None:
+        return
+    from torch.fx.experimental import proxy_tensor  # loads much, and is loaded by what traces
+
+    proxies = getattr(proxy_tensor, "_get_proxies", lambda _: ())  # torch before 2.13 has no word for it
+    for buffer in buffers:
+        for proxy in () if buffer is None else proxies(buffer):
+            proxy.node.meta["saved_tensor_with_no_vc_check"] = True
+
+
 def refuse_ddp() -> NoReturn:
     """Raise of buffers for gradients inside of DistributedDataParallel."""
     raise OptionError(

@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.torch.model.tiny import build, tokens  # noqa: E402
+from tests.torch.tensors import randn  # noqa: E402
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
@@ -268,6 +269,34 @@ def test_a_compiled_model_trains_with_the_eager_bits(buffers):
         found.append({"logits": logits, **{name: p.grad for name, p in model.named_parameters()}})
     assert not differing(*found)
     assert all(x.any() for x in found[0].values())
+
+
+COUNTS, EXPERTS = torch.tensor([1, 2]), torch.tensor([0, 1, 1])
+WRITERS = {
+    "linear": (lambda x, p, b: iso.linear(x, p, main_grad=b, grad_order="chain"), (4, 8)),
+    "a bias": (lambda x, p, b: iso.linear(x, torch.ones(4, 8), p, bias_main_grad=b, grad_order="chain"), (4,)),
+    "norm": (lambda x, p, b: reductions.rms_norm(x, p), (8,)),
+    "a norm's bias": (lambda x, p, b: reductions.layer_norm(x, None, p), (8,)),
+    "embedding": (lambda x, p, b: reductions.embedding(EXPERTS, p) * x, (4, 8)),
+    "groups": (lambda x, p, b: torch.ops.isogemm.grouped_linear(x, p, None, COUNTS, main_grad=b), (2, 4, 8)),
+    "a bias of experts": (lambda x, p, b: torch.ops.isogemm.experts_biased(x, p, EXPERTS, COUNTS, b), (2, 8)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_compiled_forward_passes_may_both_come_before_their_backward_passes(name):
+    """To torch the buffer is changed in place by the first one; it is the second one's to go on from there."""
+    function, shape = WRITERS[name]
+    found = []
+    for call in (function, torch.compile(function, backend="aot_eager", fullgraph=True)):
+        parameter = torch.nn.Parameter(torch.ones(shape))
+        parameter.main_grad = torch.zeros(shape)
+        results = [call(randn(3, 8, seed=i), parameter, parameter.main_grad) for i in range(2)]
+        for i, y in enumerate(results):
+            y.backward(randn(*y.shape, seed=10 + i))
+        found.append(parameter.main_grad)
+    assert torch.equal(*found)
+    assert found[0].any()
 
 
 def test_a_shared_weight_has_its_buffers_in_compiled_code():

@@ -143,6 +143,7 @@ def _nearest(lengths: list[int], rows: int) -> list[int]:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, bias, counts, contract, order, _, ctx.main_grad, ctx.bias_main_grad = inputs
+    operator.written_between(ctx.main_grad, ctx.bias_main_grad)
     ctx.save_for_backward(x, w, counts)
     remember_orders(ctx, x, w, contract, order)
     ctx.bias_dtype = None if bias is None else bias.dtype

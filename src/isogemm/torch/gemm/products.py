@@ -209,6 +209,7 @@ def _product_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, bias, contract, order, _, ctx.main_grad, ctx.bias_main_grad = inputs
+    operator.written_between(ctx.main_grad, ctx.bias_main_grad)
     _remember(ctx, x, w, contract, order)
     ctx.bias_dtype = None if bias is None else bias.dtype
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import OptionError
-from ..operator import apart, asked_for, check_no_ddp, check_no_hooks, check_no_tree, define, once
+from ..operator import apart, asked_for, check_no_ddp, check_no_hooks, check_no_tree, define, once, written_between
 from .direct import direct
 from .gradients import Grads, Recording, summing
 from .signature import signature
@@ -112,11 +112,10 @@ class WithGradient:
         return tuple(found)
 
     def _setup(self, ctx: Any, given: tuple[Any, ...], output: Tensor) -> None:
-        ctx.buffers, (ctx.options, ctx.order) = (
-            self._of_each(given[self.count : self.end]),
-            self._split(given[self.end :]),
-        )
+        ctx.buffers = self._of_each(given[self.count : self.end])
+        ctx.options, ctx.order = self._split(given[self.end :])
         self.check(ctx.needs_input_grad[: self.count], ctx.order)
+        written_between(*ctx.buffers)
         ctx.save_for_backward(*given[: self.count])
 
     def _differentiate(self, ctx: Any, dy: Tensor) -> tuple[Any, ...]:

@@ -19,7 +19,7 @@ import torch
 
 from ... import reductions
 from ...gemm.grouped_linear import call_grouped_linear, call_outer, continued
-from ...operator import Operator, Tensor, asked_for, define, is_compiling, refuse_vmap
+from ...operator import Operator, Tensor, asked_for, define, is_compiling, refuse_vmap, written_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +144,7 @@ def _biased(x: Tensor, bias: Tensor, experts: Tensor, counts: Tensor, buffer: Te
 
 def _setup_biased(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, bias, _, counts, ctx.buffer = inputs
+    written_between(ctx.buffer)
     ctx.save_for_backward(counts)
     ctx.dtype = bias.dtype
 

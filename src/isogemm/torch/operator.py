@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import DeviceError, OptionError
 from ..operands.tensors import is_traced, run_as_it_is
@@ -110,7 +111,7 @@ def way(*tensors: Tensor | None) -> str:
 
 
 def row_way(what: str, tensors: tuple[Any, ...]) -> str:
-    """The way of an operation along rows, which is direct beside dispatch modes and subclasses, too.
+    """The way of an operation along rows, which is direct beside dispatch modes and subclasses with memory, too.
 
     Raises
     ------
@@ -123,7 +124,7 @@ def row_way(what: str, tensors: tuple[Any, ...]) -> str:
         _refuse_transforms(what, [t for t in tensors if isinstance(t, torch.Tensor)])
     if _trace() is not None:  # torch compares what it records with and without gradients
         return "operator"
-    if _dispatch_modes() and is_traced():
+    if _has_fake(tensors) or (_dispatch_modes() and is_traced()):
         return "operator" if needs_gradient(*tensors) else "forward"
     if is_grad_enabled():
         for t in tensors:
@@ -134,9 +135,17 @@ def row_way(what: str, tensors: tuple[Any, ...]) -> str:
 
 def records(*tensors: Any) -> bool:
     """Whether operations along rows have to be seen one by one: for gradients, or by what looks on."""
-    if is_compiling() or is_traced() or _transforms() or _forward_ad._current_level >= 0:
+    if is_compiling() or is_traced() or _transforms() or _forward_ad._current_level >= 0 or _has_fake(tensors):
         return True
     return needs_gradient(*tensors)
+
+
+def _has_fake(tensors: tuple[Any, ...]) -> bool:
+    """Whether one is a fake tensor: a shape without memory, for which an operator has a fake kernel."""
+    for t in tensors:  # noqa: SIM110  # in half the time
+        if type(t) not in _PLAIN and isinstance(t, FakeTensor):
+            return True
+    return False
 
 
 def _refuse_transforms(what: str, tensors: list[Tensor]) -> None:

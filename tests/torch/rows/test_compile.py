@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")
 from functorch.compile import make_boxed_func  # noqa: E402
 from torch._dynamo.backends.common import aot_autograd  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode  # noqa: E402
 
 from isogemm.torch import linear  # noqa: E402
 from isogemm.torch.operator import apart  # noqa: E402
@@ -53,6 +55,45 @@ def test_one_graph_has_the_eager_bits(name):
     want = CASES[name](X)
     assert got.dtype is want.dtype
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("inside", [True, False])
+def test_fake_tensors_have_fake_results(name, inside):
+    """Of shapes without memory, whether torch's mode for them is on or they were made in one."""
+
+    def called(x):
+        y = CASES[name](x)
+        (dx,) = torch.autograd.grad(y.sum(), x) if x.requires_grad else (None,)
+        return y, dx
+
+    for grad in (False, True):
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        x = mode.from_tensor(X).requires_grad_(grad)
+        with mode if inside else nullcontext():
+            got = called(x)
+        for fake, real in zip(got, called(X.clone().requires_grad_(grad)), strict=True):
+            if real is None:
+                assert fake is None
+                continue
+            assert isinstance(fake, FakeTensor)
+            assert (fake.shape, fake.dtype, fake.requires_grad) == (real.shape, real.dtype, real.requires_grad)
+
+
+@pytest.mark.parametrize("name", ["add_rms_norm", "rope_pair", "norm_rope_pair", "softmax"])
+def test_fake_tensors_of_a_device_that_is_not_there(name):
+    """No kernel is asked for, and none for several operations."""
+    with FakeTensorMode():
+        x, w, cos, sin = (torch.empty(shape, device="cuda") for shape in ((6, 40), (40,), (6, 20), (6, 20)))
+        calls = {
+            "add_rms_norm": lambda: reductions.add_rms_norm(x, x, w)[0],
+            "rope_pair": lambda: reductions.rope_pair(x, x, cos, sin)[1],
+            "norm_rope_pair": lambda: reductions.norm_rope_pair(x, x, w, w, cos, sin)[1],
+            "softmax": lambda: reductions.softmax(x),
+        }
+        y = calls[name]()
+    assert isinstance(y, FakeTensor)
+    assert (y.shape, y.device.type) == (x.shape, "cuda")
 
 
 FUSED = {

@@ -158,6 +158,15 @@ def test_compiled_gradients_have_the_eager_bits(name):
         assert torch.equal(got, want)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_no_count_of_rows_becomes_a_constant(name):
+    """Beside tables and classes of one shape, too: torch refuses to make a constant of what is marked."""
+    x = X.clone().requires_grad_()
+    torch._dynamo.mark_dynamic(x, 0)
+    torch.compile(CASES[name], fullgraph=True, backend="aot_eager")(x).sum().backward()
+    assert x.grad is not None
+
+
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_compiled_gradients_go_to_buffers(name):
     def call(x: Any, weight: Any) -> Any:

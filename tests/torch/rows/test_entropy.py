@@ -263,3 +263,12 @@ def test_a_gradient_that_torch_negates_lazily(dtype):
     (want,) = torch.autograd.grad(loss, x, -dy, retain_graph=True)
     (got,) = torch.autograd.grad(loss, x, torch._neg_view(dy))
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("out_dtype", [None, torch.float32], ids=str)
+def test_a_fake_kernel_has_results_like_those_of_the_kernel(out_dtype):
+    x, target = torch.zeros(2, 3, 9, dtype=torch.bfloat16), torch.zeros(2, 3, dtype=torch.int64)
+    call = torch.ops.isogemm.cross_entropy.default
+    found = [call(x.to(place), target.to(place), -100, out_dtype) for place in ("cpu", "meta")]
+    for real, fake in zip(*found, strict=True):
+        assert (fake.shape, fake.dtype, fake.stride()) == (real.shape, real.dtype, real.stride())

@@ -80,6 +80,22 @@ def test_a_gradient_that_torch_negates_lazily(name, dtype):
     assert all(map(torch.equal, torch.autograd.grad(out, tensors, torch._neg_view(dy)), want))
 
 
+NARROW = "rms_norm", "layer_norm", "softmax", "log_softmax", "sum", "mean", "silu_mul", "silu", "sigmoid", "exp", "rope"
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_a_result_of_16_bits_has_gradients_of_float32(name):
+    """They are rounded once, to the dtype of the operand; what was rounded before is the gradient that comes in."""
+    x = drawn(ROWS, N, seed=0).requires_grad_()
+    more = {"silu_mul": (x.detach(),), "rms_norm": (x[0].detach(),), "layer_norm": (x[0].detach(), None)}
+    given = x, *more.get(name, (COS, SIN) if name == "rope" else ())
+    y = getattr(reductions, name)(*given, out_dtype=torch.bfloat16)
+    dy = drawn(*y.shape, seed=99).bfloat16()
+    (got,) = torch.autograd.grad(y, x, dy)
+    (want,) = torch.autograd.grad(getattr(reductions, name)(*given), x, dy.float())
+    assert torch.equal(got, want)
+
+
 def test_a_bias_without_a_weight_is_found_among_what_is_asked_for():
     """Its place among the operands is not the one among those that autograd knows."""
     x, bias = drawn(ROWS, N, seed=0).requires_grad_(), drawn(N, seed=1).requires_grad_()
@@ -89,6 +105,15 @@ def test_a_bias_without_a_weight_is_found_among_what_is_asked_for():
     assert not bias.main_grad.any()
     y.backward()
     assert (bias.main_grad == ROWS).all()
+
+
+def test_the_buffer_of_a_frozen_parameter_stays_as_it_is():
+    x, weight = drawn(ROWS, N, seed=0).requires_grad_(), drawn(N, seed=1)
+    weight.main_grad = torch.zeros(N)
+    (want,) = torch.autograd.grad(reductions.rms_norm(x, weight.clone()).sum(), x)
+    reductions.rms_norm(x, weight).sum().backward()
+    assert torch.equal(x.grad, want)
+    assert not weight.main_grad.any()
 
 
 @pytest.mark.parametrize("name", CASES)

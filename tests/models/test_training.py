@@ -87,7 +87,9 @@ def test_steps_have_the_same_bits_and_are_clipped():
         made, callback = model(), iso.TrainerCallback()
         args, state, others = run(made, torch.optim.SGD(made.parameters(), 0.1), callback, cut)
         logs = {"grad_norm": 0.0}
+        state.log_history.append(dict(logs))  # which the Trainer saves
         callback.on_log(args, state, None, logs=logs, **others)
+        assert state.log_history == [logs]
         assert logs["grad_norm"] == callback.grad_norm > 1  # clipping had something to do
         callback.on_train_end(args, state, None, **others)
         assert not any(hasattr(p, "main_grad") for p in made.parameters())
@@ -98,6 +100,14 @@ def test_steps_have_the_same_bits_and_are_clipped():
         assert all(same(x, y) for x, y in zip(found[4], found[cut], strict=True))
 
 
+@pytest.mark.parametrize("limit", [0.0, -1.0])
+def test_a_limit_that_is_none_clips_nothing(limit):
+    made, callback = model(), iso.TrainerCallback()
+    run(made, torch.optim.SGD(made.parameters(), 0.1), callback, 4, max_grad_norm=limit)
+    moved = [(x - y).detach() for x, y in zip(made.parameters(), model().parameters(), strict=True)]
+    assert sum(float(x.square().sum()) for x in moved) ** 0.5 == pytest.approx(0.1 * callback.grad_norm, rel=1e-4)
+
+
 def test_an_optimizer_of_other_parameters_is_found():
     made, other = model(), model()
     optimizer = torch.optim.SGD(other.parameters(), 0.1)
@@ -106,6 +116,38 @@ def test_an_optimizer_of_other_parameters_is_found():
     run(model(), optimizer, iso.TrainerCallback(check=False), 4)
     made = model()
     run(made, torch.optim.SGD(made.parameters(), 0.0), iso.TrainerCallback(), 4)  # a warm-up's first step
+
+
+def test_later_steps_may_leave_parameters_as_they_are():
+    """Looking at each would wait for the device; a schedule may end with steps too small for the precision."""
+    made, callback = model(), iso.TrainerCallback()
+    run(made, torch.optim.SGD(made.parameters(), 0.1), callback, 4)
+    run(made, torch.optim.SGD(made.parameters(), 1e-30), callback, 4, begin=False)
+
+
+@pytest.mark.parametrize(("scale", "looked_at"), [(-1.0, True), (0.0, False)])
+def test_a_step_is_looked_at_where_a_gradient_is_not_zero(scale, looked_at):
+    """By an element that has one, of either sign; a step of zeros says nothing."""
+    made = torch.nn.Sequential(torch.nn.Linear(8, 1, bias=False))
+    iso.convert(made)
+    optimizer, callback = torch.optim.SGD(made.parameters(), 0.1), iso.TrainerCallback()
+    args, given = SimpleNamespace(**ARGUMENTS), {"model": made, "optimizer": optimizer}
+    callback.on_train_begin(args, None, None, **given)
+    (made(torch.eye(1, 8)) * scale).sum().backward()
+    callback.on_pre_optimizer_step(args, None, None, **given)
+    optimizer.step()
+    callback.on_optimizer_step(args, None, None, **given)
+    assert callback.check is not looked_at
+
+
+def test_nothing_is_left_of_the_buffers_of_a_shared_weight():
+    made, callback = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)), iso.TrainerCallback()
+    made[1].weight = made[0].weight
+    iso.convert(made, grad_order="leaf16")
+    args, state, others = run(made, torch.optim.SGD(made.parameters(), 0.1), callback, 4)
+    assert made[1].main_grads
+    callback.on_train_end(args, state, None, **others)
+    assert not any(layer.main_grads for layer in made)
 
 
 @pytest.mark.parametrize(("name", "value"), [("fp16", True), ("n_gpu", 2), ("world_size", 2)])

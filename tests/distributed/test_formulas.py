@@ -67,7 +67,7 @@ def test_norms_that_nothing_records_are_turned_with_their_heads(monkeypatch):
 
     calls = []
     pair = reductions.norm_rope_pair
-    monkeypatch.setattr(reductions, "norm_rope_pair", lambda *given: calls.append(1) or pair(*given))
+    monkeypatch.setattr(reductions, "norm_rope_pair", lambda *given, **order: calls.append(1) or pair(*given, **order))
     (q_norm, shared_q), (k_norm, shared_k) = norms("Qwen3"), norms("Qwen3")
     query, key = torch.randn(2, 3, HEADS, WIDTH), torch.randn(2, 3, HEADS, WIDTH)
     cos, sin = torch.randn(2, 3, 1, WIDTH // 2), torch.randn(2, 3, 1, WIDTH // 2)

@@ -151,18 +151,19 @@ def _linear_dw(to: Lowered, op: GraphNode) -> None:
         )  # fmt: skip
 
 
-def _linear_db(to: Lowered, op: GraphNode) -> None:
+def _sum_rows(to: Lowered, op: GraphNode) -> None:
     """Sums of leaves of rows, which meet in ascending order."""
-    dy, db = op.reads
-    rows, n = to.values[dy].shape
-    leaves, name = -(-rows // to.leaf), f"tmp.partial.{db}"
+    terms, dw = op.reads
+    n = to.values[dw].shape[0]
+    rows = math.prod(to.values[terms].shape) // n
+    leaves, name = -(-rows // to.leaf), f"tmp.partial.{dw}"
     partial, how = to.temporary(name, leaves, n), ("leaves", name, "ascending")
     to.call(
-        op, "leaf_columns", (to.view(dy),), (partial,), (rows, n, 1), "n", n, "leaves", reduction=how, first=rows,
-        second=to.leaf,
+        op, "leaf_columns", (to.view(terms, rows, n),), (partial,), (rows, n, 1), "n", n, "leaves", reduction=how,
+        first=rows, second=to.leaf,
     )  # fmt: skip
     to.call(
-        op, "columns", (partial, to.view(db)), (to.view(db),), (leaves, n, 1), "n", n, "meet", reduction=how,
+        op, "columns", (partial, to.view(dw)), (to.view(dw),), (leaves, n, 1), "n", n, "meet", reduction=how,
         first=leaves,
     )  # fmt: skip
 
@@ -253,13 +254,6 @@ def _scatter(to: Lowered, op: GraphNode) -> None:
     dy, ids, dw = op.reads
     rows, n = to.values[dy].shape
     to.call(op, "scatter", (to.view(dy), to.view(ids), to.view(dw)), (to.view(dw),), (rows, n, 1), "n", n, first=rows)
-
-
-def _columns(to: Lowered, op: GraphNode) -> None:
-    terms, dw = op.reads
-    n = to.values[dw].shape[0]
-    rows = math.prod(to.values[terms].shape) // n
-    to.call(op, "columns", (to.view(terms, rows, n), to.view(dw)), (to.view(dw),), (rows, n, 1), "n", n, first=rows)
 
 
 def _tokens_heads(op: GraphNode) -> tuple[int, int, int]:
@@ -416,9 +410,9 @@ LOWERING: dict[str, Callable[[Lowered, GraphNode], None]] = {
     "head_norm": _by_rows("rows.rms_norm"), "rope": _rope, "heads": _heads, "attention": _attention,
     "add": _by_elements("add"), "silu_mul": _by_rows("rows.silu_mul"), "loss": _loss,
     "linear_dx": _linear_dx, "linear_dw": _linear_dw, "rms_norm_back": _norm_back, "layer_norm_back": _norm_back,
-    "columns": _columns, "rope_back": _rope_back, "tokens": _tokens, "attention_back": _attention_back,
+    "sum_rows": _sum_rows, "rope_back": _rope_back, "tokens": _tokens, "attention_back": _attention_back,
     "silu_mul_back": _by_elements("silu_mul_back"), "scatter": _scatter, "loss_back": _loss_back,
     "adamw": _by_elements("adamw"), "put": _put, "visible": _visible, "quantize": _quantize,
     "quantized_linear": _quantized_linear, "layer_norm": _by_rows("rows.layer_norm"), "gelu": _by_elements("gelu"),
-    "gelu_back": _by_elements("gelu_back"), "linear_db": _linear_db, "split": _split, "join": _join,
+    "gelu_back": _by_elements("gelu_back"), "split": _split, "join": _join,
 }  # fmt: skip

@@ -78,10 +78,10 @@ class Gradients:
         self.parts.setdefault(op.reads[place], []).append(added)
         return added
 
-    def rows_sum(self, op: GraphNode, name: str, terms: str, **options: object) -> None:
-        """The gradient of a vector that all rows share: the chain of `terms` over them."""
+    def sum_rows(self, op: GraphNode, name: str, terms: str) -> None:
+        """The gradient of a vector that all rows share: the sum of `terms` over them, in leaves of rows."""
         dw = self.weight(op, name)
-        self.graph.add(dw, "columns", self.phase, (terms, dw), (dw,), of=op.name, **options)
+        self.graph.add(dw, "sum_rows", self.phase, (terms, dw), (dw,), of=op.name)
 
     def weight(self, op: GraphNode, name: str) -> str:
         """The buffer of a weight's gradient; a weight that is used twice has one for each use, added at the end."""
@@ -94,20 +94,19 @@ class Gradients:
 
 
 def _linear(to: Gradients, op: GraphNode, dy: str) -> None:
-    """``dx = dy @ w``, ``dw += dy.T @ x`` and the bias's ``dy`` summed over rows, both in leaves of rows."""
+    """``dx = dy @ w``, ``dw += dy.T @ x`` in leaves of rows, and the bias's the sum of ``dy``."""
     x, w, *bias = op.reads
     to.contribute(op, 0, "linear_dx", dy, w)
     dw = to.weight(op, w)
     to.graph.add(dw, "linear_dw", to.phase, (dy, x, dw), (dw,), of=op.name)
     for name in bias:
-        db = to.weight(op, name)
-        to.graph.add(db, "linear_db", to.phase, (dy, db), (db,), of=op.name)
+        to.sum_rows(op, name, dy)
 
 
 def _rms_norm(to: Gradients, op: GraphNode, dy: str) -> None:
-    """``dx = (g - h * mean(g * h)) * r`` with ``h = x * r`` and ``g = dy * w``; ``dw`` is the chain of ``dy * h``.
+    """``dx = (g - h * mean(g * h)) * r`` with ``h = x * r`` and ``g = dy * w``; ``dw`` is the sum of ``dy * h``.
 
-    For a layer norm x is ``x - mean(x)`` and the first g ``g - mean(g)``; the bias's is the chain of dy.
+    For a layer norm x is ``x - mean(x)`` and the first g ``g - mean(g)``; the bias's is the sum of dy.
     """
     x, w, *bias = op.reads
     terms = to.graph.value(f"d.{op.name}.terms", to.graph.values[x].shape, "grad_activations")
@@ -115,7 +114,7 @@ def _rms_norm(to: Gradients, op: GraphNode, dy: str) -> None:
     kind = "layer_norm_back" if bias else "rms_norm_back"
     to.graph.add(dx, kind, to.phase, (dy, x, w), (dx, terms), of=op.name, **op.options)
     for name, some in ((w, terms), *((name, dy) for name in bias)):
-        to.rows_sum(op, name, some, **op.options)
+        to.sum_rows(op, name, some)
 
 
 def _add(to: Gradients, op: GraphNode, dy: str) -> None:

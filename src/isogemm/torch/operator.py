@@ -225,12 +225,12 @@ def check_no_hooks(name: str, parameter: Tensor) -> None:
         )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _has_hooks(x: Tensor) -> bool:
     """Whether a tensor has hooks; its own, for a compiler would look at a stand-in that has none."""
     return bool(x._backward_hooks or x._post_accumulate_grad_hooks)
 
 
+_has_hooks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler's own way to say so loads it whole
 run_as_it_is(_has_hooks.__code__)
 
 

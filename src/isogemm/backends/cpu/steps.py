@@ -209,7 +209,7 @@ def _padded(scratch, n):
 
 
 def rms_norm_back(task, chunk, scratch):
-    """dx, and dy * h whose chain over the rows is dw, by rows."""
+    """dx, and dy * h whose sum over the rows is dw, by rows."""
     task = carray(task, (WORDS,))
     n, eps = task[WIDTH], as_float(types.uint32(task[NUMBER]))
     lanes, row = _padded(scratch, n)
@@ -233,7 +233,7 @@ def rms_norm_back(task, chunk, scratch):
 
 
 def layer_norm_back(task, chunk, scratch):
-    """dx, and dy * h whose chain over the rows is dw, by rows: `rms_norm_back` of x - mean(x), and dx centered."""
+    """dx, and dy * h whose sum over the rows is dw, by rows: `rms_norm_back` of x - mean(x), and dx centered."""
     task = carray(task, (WORDS,))
     n, eps = task[WIDTH], as_float(types.uint32(task[NUMBER]))
     lanes, row = _padded(scratch, n)

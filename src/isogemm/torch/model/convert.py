@@ -190,6 +190,11 @@ class _Plan:
     rotates_otherwise: bool = False  # others
     quantization: quantizing.Quantization | None = None
 
+    def is_in_own_code(self, name: str) -> bool:
+        """Whether a module is called by code of the model's own, which may make any number of rows of a token."""
+        own = [place for place, child, _ in self.found if isinstance(child, OwnCode)]
+        return any(not place or name.startswith(f"{place}.") for place in own)
+
 
 def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
     chosen = arguments.strings("parts", parts, "'all'")
@@ -361,8 +366,9 @@ def _carry_out(plan: _Plan, contract: Contract | None, order: str) -> None:
         _become(child, known, halves)
         if isinstance(child, (Linear, Transposed, OwnCode)) or known.part == "experts":
             child.contract, child.grad_order = contract, order
+    for name, child, _ in plan.found:
         if isinstance(child, AnyNorm):
-            child.grad_order = order
+            child.grad_order = "chain" if plan.is_in_own_code(name) else order
     for child in plan.attention.values():
         vars(child)["contract"] = None if contract is None else Contract(contract.arithmetic)  # its leaves are its own
 

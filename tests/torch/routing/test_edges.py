@@ -110,6 +110,26 @@ def test_integers_and_complex_numbers_added_up_are_not_called_exact():
     assert not isogemm.torch.coverage(lambda: x.sum(-1)).not_routed
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: torch.cdist(x, x),  # of more than 25 rows: a product, sums of squares and a root
+        lambda x: torch.cdist(x, x, p=1.0),
+        lambda x: torch.linalg.matrix_exp(x @ x.T / 100),
+    ],
+    ids=["cdist by a product", "cdist of another norm", "matrix_exp"],
+)
+def test_products_within_operators_of_other_names_are_no_secret(call):
+    x = torch.randn(30, 7, generator=torch.Generator().manual_seed(2))
+    why = {row.op: row.why for row in isogemm.torch.coverage(call, x).not_routed}
+    assert set(why.values()) == {"product inside the operator"}, why
+    with invariant() as scope:
+        call(x)
+    assert sum(scope.passed.values()) == 1, scope.passed
+    with invariant(strict=True), pytest.raises(OptionError, match="strict"):
+        call(x)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["add", "sub", "rsub"])
 def test_sums_with_alpha_and_a_number(name, dtype):

@@ -198,11 +198,11 @@ def product_of(func: Any) -> tuple[Callable[..., Tensor], str] | None:
 
 # Operators whose kernels hold products that no dispatch mode sees, by how their names begin: torch computes them.
 _HOLDING = (
-    "_addmm _cdist _convolution _cslt_sparse_mm _cudnn_rnn _dyn_quant_matmul _efficient_attention "
+    "_addmm _cdist _convolution _cslt_sparse_mm _cudnn_rnn _dyn_quant_matmul _efficient_attention _euclidean_dist "
     "_flash_attention _fused_sdp _int_mm _native_multi_head _scaled_dot_product _scaled_grouped _scaled_mm "
     "_sparse_addmm _sparse_mm _sparse_semi_structured _sparse_sparse _thnn_ _transformer_encoder _trilinear "
-    "_triton_ _weight_int conv_depthwise convolution cudnn_conv linear_backward miopen_conv miopen_rnn mkldnn_ "
-    "slow_conv sspaddmm"
+    "_triton_ _weight_int conv_depthwise convolution cudnn_conv linalg_matrix_exp linear_backward miopen_conv "
+    "miopen_rnn mkldnn_ slow_conv sspaddmm"
 )
 _CONTAINED = tuple(_HOLDING.split())
 

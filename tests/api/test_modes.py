@@ -57,7 +57,8 @@ def _has_contract(name: str) -> bool:
 @pytest.mark.parametrize(
     ("wrong", "nearest"),
     [("fp32", "'ieee'"), ("TF32", "'tf32'"), ("high", "'tf32'"), ("iee", "'ieee'"), ("pedant", "'pedantic'"),
-     ("bf16", "'default'"), ("", "'default'"), (3, "'default'")],
+     ("bf16", "'default'"), ("", "'default'"), (3, "'default'"), ("CUBLAS_TF32_TENSOR_OP_MATH", "'tf32'"),
+     ("cublas_pedantic_math", "'pedantic'"), ("CUBLAS_COMPUTE_32F", "'ieee'"), ("CUBLAS_DEFAULT_MATH", "'default'")],
 )  # fmt: skip
 def test_a_wrong_mode_names_the_right_one(wrong: Any, nearest: str) -> None:
     for call in CALLS.values():
@@ -78,7 +79,7 @@ def test_a_mode_and_a_contract_are_one_too_many() -> None:
     ("word", "nearest"),
     [("ieee", "fma/chain"), ("pedantic", "fma/chain"), ("fp32", "fma/chain"), ("tf32", "tf32:sm90/chain"),
      ("TF32", "tf32:sm90/chain"), ("tf32x3", "tf32x3:sm90/chain"), ("bf16", "tensor_core:sm90/chain"),
-     ("int8", "exact/chain")],
+     ("int8", "exact/chain"), ("CUBLAS_TF32_TENSOR_OP_MATH", "tf32:sm90/chain"), ("CUBLAS_PEDANTIC_MATH", "fma/chain")],
 )  # fmt: skip
 def test_a_mode_in_the_place_of_a_contract_is_told_the_contract(word: str, nearest: str) -> None:
     with pytest.raises(ContractError) as caught:

@@ -60,6 +60,7 @@ MODES: Mapping[str, Mode] = MappingProxyType(
 MEANT: Mapping[str, str] = MappingProxyType(
     {
         **{mode.name: mode.contract for mode in MODES.values() if mode.contract},
+        **{mode.cublas.lower(): mode.contract for mode in MODES.values() if mode.contract and mode.cublas},
         **dict.fromkeys(("fp32", "float32", "f32", "sgemm", "highest", "simt"), "fma/chain"),
         **dict.fromkeys(("high", "medium"), "tf32:sm90/chain"),
         **dict.fromkeys(("bf16", "bfloat16", "fp16", "float16", "half", "tensor_core"), "tensor_core:sm90/chain"),
@@ -96,8 +97,10 @@ def contract_of(mode: str, contract: object = None) -> str | None:
 def _nearest(mode: object) -> str:
     import difflib
 
-    meant = MEANT.get(mode.lower()) if isinstance(mode, str) else None
+    word = mode.lower() if isinstance(mode, str) else ""
+    meant = MEANT.get(word)
     same = [known.name for known in MODES.values() if known.contract == meant]
+    same.sort(key=lambda name: MODES[name].cublas.lower() != word)  # two modes may be one contract
     if meant is None or not same:
         close = difflib.get_close_matches(str(mode).lower(), list(MODES), n=1)
         return repr(close[0] if close else "default")

@@ -101,6 +101,9 @@ def test_a_wrong_kernel_names_a_right_one(name: str, nearest: str) -> None:
 def test_other_spellings_are_written_one_way() -> None:
     assert str(blas.parse_kernel("gemm_forward_fp32")) == "gemm_fwd_f32"
     assert str(blas.parse_kernel("gemm_bwd_fp16")) == "gemm_backward_f16"
+    for name, short in (("gemm_nt_q5_0_f32", "gemm_nt_q5_0"), ("gemm_nt_bf16_bf16", "gemm_nt_bf16")):
+        assert blas.parse_kernel(name) == blas.parse_kernel(short)  # activations that need no name may have one
+        assert str(blas.parse_kernel(name)) == short
     with pytest.raises(DTypeError):
         blas.parse_kernel(None)  # type: ignore[arg-type]
 

@@ -184,7 +184,7 @@ def parse_kernel(name: str) -> KernelName:
     weights, activations = match["weights"], match["activations"] or ""
     found = KernelName(
         f"gem{match['op']}", match["layout"] or "", PASSES.get(match["direction"] or "", ""),
-        tuple(filter(None, match["loops"].split("_"))), _short(weights), _short(activations),
+        tuple(filter(None, match["loops"].split("_"))), _short(weights), _unsaid(_short(weights), _short(activations)),
     )  # fmt: skip
     _check(found)
     return found
@@ -193,6 +193,11 @@ def parse_kernel(name: str) -> KernelName:
 def _short(name: str) -> str:
     """One spelling of a type: f32 for fp32."""
     return PTX[SHORT_NAMES[name]] if name in SHORT_NAMES else name
+
+
+def _unsaid(weights: str, activations: str) -> str:
+    """Activations as a name has them: empty where they are what they would be without a word."""
+    return "" if activations == (PTX["float32"] if weights in _BLOCKS else weights) else activations
 
 
 def _check(name: KernelName) -> None:

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isogemm.contract.compare import bits, differing, error_units, first_mismatch, ulp_distance
-from isogemm.errors import DTypeError, ShapeError
+from isogemm.errors import DeviceError, DTypeError, ShapeError
 
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 FAR = np.iinfo(np.int64).max
@@ -110,6 +110,32 @@ def test_pairs_must_match() -> None:
             compare(x, x[:2])
         with pytest.raises(DTypeError):
             compare(x, x.astype(np.float64))
+
+
+def test_tensors_are_compared_as_arrays_are() -> None:
+    torch = pytest.importorskip("torch")
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        x = torch.arange(6.0, dtype=dtype).view(2, 3).requires_grad_()
+        y = x.detach().clone().T.contiguous().T  # other strides
+        assert first_mismatch(x, y) is None
+        y[1, 1] = -4.0
+        assert differing(x, y) == 1
+        found = first_mismatch(x, y._neg_view()._neg_view())
+        assert found is not None
+        assert (found.index, found.left, found.right) == ((1, 1), 4.0, -4.0)
+        assert ulp_distance(x, y).max() == found.ulps
+        assert bits(x).shape == (2, 3)
+    x = torch.ones(2, 2)
+    assert error_units(x @ x, x, x).max() == 0
+    assert first_mismatch(x, x.numpy()) is None
+    with pytest.raises(DeviceError, match="meta"):
+        differing(x, x.to("meta"))
+
+
+def test_what_is_no_array_is_refused() -> None:
+    for x in ([1.0], None, 1.0):
+        with pytest.raises(DTypeError, match="an array"):
+            first_mismatch(np.ones(1, np.float32), x)  # type: ignore[arg-type]
 
 
 def test_error_units() -> None:

@@ -1,7 +1,11 @@
-"""Comparison of results: bits first, then units in the last place, then error against float64 in units of its bound."""
+"""Comparison of results: bits first, then units in the last place, then error against float64 in units of its bound.
+
+Arrays of NumPy and tensors of torch on the CPU, which may be compared with each other.
+"""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +13,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import DTypeError, ShapeError
+from ..errors import DeviceError, DTypeError, ShapeError
+from ..operands.tensors import is_tensor
 
 __all__ = ["Mismatch", "bits", "differing", "error_units", "first_mismatch", "is_nan", "ulp_distance"]
 
@@ -50,7 +55,7 @@ def bits(x: Array) -> Array:
     DTypeError
         Not float64, float32, float16 or bfloat16.
     """
-    x = np.asarray(x)
+    x = np.asarray(_array("x", x) if is_tensor(x) else x)
     if x.dtype not in _UNSIGNED:
         raise DTypeError(
             "bit patterns", limit="float64, float32, float16 or bfloat16", value=x.dtype.name, nearest="float32"
@@ -66,7 +71,7 @@ def differing(x: Array, y: Array) -> int:
     ShapeError, DTypeError
         The arrays differ in shape or in dtype.
     """
-    _check_pair(x, y)
+    x, y = _pair(x, y)
     return int(np.count_nonzero(bits(x) != bits(y)))
 
 
@@ -78,7 +83,7 @@ def first_mismatch(x: Array, y: Array) -> Mismatch | None:
     ShapeError, DTypeError
         The arrays differ in shape or in dtype.
     """
-    _check_pair(x, y)
+    x, y = _pair(x, y)
     left, right = bits(x), bits(y)
     unequal = left != right
     if not unequal.any():
@@ -108,7 +113,7 @@ def ulp_distance(x: Array, y: Array) -> npt.NDArray[np.int64]:
     ShapeError, DTypeError
         The arrays differ in shape or in dtype.
     """
-    _check_pair(x, y)
+    x, y = _pair(x, y)
     far = np.iinfo(np.int64).max
     left, right = _ordinal(x), _ordinal(y)
     with np.errstate(over="ignore"):
@@ -140,6 +145,7 @@ def error_units(got: Array, a: Array, b: Array) -> npt.NDArray[np.float64]:
     ShapeError
         `got` is not [m, n].
     """
+    got, a, b = _array("got", got), _array("a", a), _array("b", b)
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0] or got.shape != (a.shape[0], b.shape[1]):
         raise ShapeError(
             "error of a product",
@@ -175,8 +181,26 @@ def _ordinal(x: Array) -> npt.NDArray[np.int64]:
     return np.asarray(np.where(pattern >> pattern.dtype.type(width - 1), -magnitude, magnitude), np.int64)
 
 
-def _check_pair(x: Array, y: Array) -> None:
+def _pair(x: Any, y: Any) -> tuple[Array, Array]:
+    """Both as arrays, of one shape and dtype."""
+    x, y = _array("x", x), _array("y", y)
     if x.shape != y.shape:
         raise ShapeError("comparison", limit="equal shapes", value=f"{x.shape} and {y.shape}", nearest=x.shape)
     if x.dtype != y.dtype:
         raise DTypeError("comparison", limit="equal dtypes", value=f"{x.dtype} and {y.dtype}", nearest=x.dtype.name)
+    return x, y
+
+
+def _array(name: str, x: Any) -> Array:
+    """An array as it is, or a tensor's memory as one. Raises DTypeError or DeviceError: neither is here."""
+    if not is_tensor(x):
+        if isinstance(x, np.ndarray | np.generic):
+            return x  # type: ignore[return-value]
+        raise DTypeError(name, limit="an array or a tensor", value=type(x).__name__, nearest=f"np.asarray({name})")
+    if x.device.type != "cpu":
+        limit = "this host's memory"
+        raise DeviceError(f"device of {name}", limit=limit, value=str(x.device), nearest=f"{name}.cpu()")
+    torch: Any = sys.modules["torch"]
+    x = x.detach().resolve_neg()
+    found: Array = x.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype is torch.bfloat16 else x.numpy()
+    return found

@@ -177,6 +177,9 @@ def test_a_plan_is_a_value():
 def test_what_cannot_be_planned_is_refused():
     with pytest.raises(OptionError, match="form of a plan"):
         isogemm.plan(4, 8, 32, groups=(4,), format="Q4_0")
+    with pytest.raises(OptionError, match="batch, groups") as two:
+        isogemm.plan(4, 8, 32, batch=2, groups=(1, 3))
+    assert two.value.value == ["batch", "groups"]
     with pytest.raises(ShapeError, match="rows that sum to m, 4"):
         isogemm.plan(4, 8, 32, groups=(4, 5))
     with pytest.raises(ShapeError, match=r"multiple of its block, 32"):

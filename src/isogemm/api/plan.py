@@ -173,7 +173,9 @@ def _several(
     if Mask.parse(mask).kind and heads is None:
         raise OptionError("mask", limit="with heads", value=mask, nearest="heads=(1, 1)")
     asked = [name for name, x in (("groups", groups), ("format", format), ("heads", heads)) if x is not None]
-    if len(asked) > 1 or (asked and asked != ["heads"] and batch != 1):
+    if asked and asked != ["heads"] and batch != 1:
+        asked.insert(0, "batch")
+    if len(asked) > 1:
         raise OptionError("form of a plan", limit="one of batch, groups, format, heads", value=asked, nearest=asked[0])
     groups, heads = _numbers("groups", groups, 1), _numbers("heads", heads, 2)
     numbers = {"batch": [batch], "groups": groups or (), "heads": heads or ()}

@@ -43,6 +43,15 @@ def test_a_list_of_tensors_is_told_the_functions_for_those():
             call(items, w)
 
 
+def test_complex_numbers_are_told_of_their_parts():
+    x = torch.ones(3, 4, dtype=torch.complex64)
+    for call in (isogemm.matmul, isogemm.torch.mm):
+        with pytest.raises(DTypeError, match="real and imaginary parts") as caught:
+            call(x, x.mT)
+        assert "int8" not in str(caught.value)
+        assert "float()" not in str(caught.value)  # it would drop the imaginary part
+
+
 def test_integers_are_told_of_int8():
     with pytest.raises(DTypeError, match=r"by x\.float\(\), or torch\.int8 where every value fits, exactly, on a CPU"):
         isogemm.linear(torch.ones(3, 4, dtype=torch.int64), torch.ones(3, 4, dtype=torch.int64))

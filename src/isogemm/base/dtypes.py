@@ -90,6 +90,7 @@ FACTORS = ("a", "b", "x", "w")
 CASTABLE = (*FACTORS, "bias")
 """The operands that ``cast="float32"`` of matmul and linear rounds."""
 
+OF_COMPLEX = "one product for each pair of real and imaginary parts"
 OR_INT8 = "int8 where every value fits, exactly, on a CPU"
 
 _NARROW: dict[str | tuple[str, ...], str] = {
@@ -121,7 +122,7 @@ def _nearest(name: str, dtype: DType) -> str:
     if not dtype.isnative and dtype.newbyteorder("=") in DTYPES:
         return f"{dtype.name} in native byte order"
     if dtype.kind == "c":
-        return "float32, one product for each pair of real and imaginary parts"
+        return f"float32, {OF_COMPLEX}"
     if dtype.name.startswith(("float8", "float6_", "float4_")):
         return "bfloat16, which holds it exactly"
     if dtype.name in ("int8", "uint8") and name != "bias":

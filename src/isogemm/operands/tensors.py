@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import BFLOAT16, FACTORS, INTEGERS, OR_INT8, TORCH, supported
+from ..base.dtypes import BFLOAT16, FACTORS, INTEGERS, OF_COMPLEX, OR_INT8, TORCH, supported
 from ..errors import DTypeError, LayoutError, OptionError
 from .device_array import foreign_device
 from .memory import tensor_of, view
@@ -129,12 +129,16 @@ def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
         nearest = f"{name}.detach(), torch.no_grad(), or isogemm.torch.linear, which records gradients"
         raise OptionError(f"{name}", limit=limit, value="requires_grad=True", nearest=nearest)
     if x.dtype not in (torch.float32, torch.bfloat16, torch.float16) and not (integers and str(x.dtype) in INTEGERS):
+        nearest = f"torch.float32, by {name}.float()"
+        if x.is_complex():
+            nearest = f"torch.float32, {OF_COMPLEX}"
+        elif not x.is_floating_point() and name in FACTORS:
+            nearest += f", or torch.{OR_INT8}"
         raise DTypeError(
             f"dtype of {name}",
             limit=supported(str(x.dtype)),
             value=str(x.dtype),
-            nearest=f"torch.float32, by {name}.float()"
-            + ("" if x.is_floating_point() or name not in FACTORS else f", or torch.{OR_INT8}"),
+            nearest=nearest,
             said=f"{name} is {x.dtype}, and products here are of float32, bfloat16 or float16",
         )
     forward = torch.autograd.forward_ad

@@ -23,6 +23,7 @@ from ..api import dispatch
 from ..api.operands import Operands
 from ..base import arguments
 from ..base.dtypes import INT8, INT32
+from ..contract.modes import contract_of
 from ..contract.spec import ContractLike
 from ..errors import LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_items_apart, check_no_self_overlap
@@ -50,6 +51,7 @@ def gemm(
     offset_b: int = 0,
     offset_c: int = 0,
     contract: ContractLike | None = None,
+    mode: str | None = None,
 ) -> Any:
     """C = alpha * op(A) @ op(B) + beta * C, column-major, in place.
 
@@ -66,8 +68,8 @@ def gemm(
         At least the rows of the stored matrix.
     offset_a, offset_b, offset_c : int
         Where element (0, 0) is.
-    contract : Contract or str, optional
-        By default as in `isogemm.matmul`.
+    contract, mode
+        As in `isogemm.matmul`.
 
     Returns
     -------
@@ -83,7 +85,7 @@ def gemm(
     -----------
     As `isogemm.gemm`: neither ld, offset, transposition nor the swap of operands changes a bit.
     """
-    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), contract, alpha, beta)
+    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), _contract(contract, mode), alpha, beta)
     where = _wholes("offset", offset_a, offset_b, offset_c)
     stored.run(*(window.at(offset) for window, offset in zip(stored.windows, where, strict=True)))
     return c
@@ -112,6 +114,7 @@ def gemm_strided_batched(
     offset_b: int = 0,
     offset_c: int = 0,
     contract: ContractLike | None = None,
+    mode: str | None = None,
 ) -> Any:
     """`gemm` for i in 0..batch_count-1 on the matrices at ``offset + i * stride``.
 
@@ -122,7 +125,7 @@ def gemm_strided_batched(
     stride_c : int
         As these, but the matrices of C may not overlap. ``ldc * n`` is the nearest that never does.
     batch_count : int
-    transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, offset_a, offset_b, offset_c, contract
+    transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, offset_a, offset_b, offset_c, contract, mode
         As in `gemm`.
 
     Returns
@@ -139,7 +142,7 @@ def gemm_strided_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
-    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), contract, alpha, beta)
+    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), _contract(contract, mode), alpha, beta)
     count = _size("batch_count", batch_count)
     where, steps = _wholes("offset", offset_a, offset_b, offset_c), _wholes("stride", stride_a, stride_b, stride_c)
     va, vb, vc = (w.batch(offset, step, count) for w, offset, step in zip(stored.windows, where, steps, strict=True))
@@ -167,6 +170,7 @@ def gemm_batched(
     offsets_c: Sequence[int],
     *,
     contract: ContractLike | None = None,
+    mode: str | None = None,
 ) -> Any:
     """`gemm` for each triple of offsets: the array of pointers.
 
@@ -174,7 +178,7 @@ def gemm_batched(
     ----------
     offsets_a, offsets_b, offsets_c : sequence of int
         Where each item's element (0, 0) is; offsets may repeat in A and B, the matrices of C may not overlap.
-    transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, contract
+    transa, transb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc, contract, mode
         As in `gemm`.
 
     Returns
@@ -191,7 +195,7 @@ def gemm_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
-    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), contract, alpha, beta)
+    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), _contract(contract, mode), alpha, beta)
     given = {"offsets_a": offsets_a, "offsets_b": offsets_b, "offsets_c": offsets_c}
     lists = [[_whole(f"{name}[{i}]", x) for i, x in enumerate(_items(name, each))] for name, each in given.items()]
     if len({len(x) for x in lists}) > 1:
@@ -200,6 +204,10 @@ def gemm_batched(
     views = [[w.at(offset) for offset in offsets] for w, offsets in zip(stored.windows, lists, strict=True)]
     stored.run_items(*views)
     return c
+
+
+def _contract(contract: ContractLike | None, mode: str | None) -> ContractLike | None:
+    return contract if mode is None else contract_of(mode, contract)
 
 
 @dataclass(frozen=True, slots=True)

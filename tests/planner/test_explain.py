@@ -115,7 +115,7 @@ def test_a_plan_is_data(without_gpu: None) -> None:
 
 def test_what_the_table_does_not_have_is_an_error(without_gpu: None) -> None:
     with pytest.raises(DeviceError, match="fma/chain"):
-        isogemm.plan(16, 4096, 2560, device="cuda")
+        isogemm.plan(16, 4096, 2560, dtype="bfloat16", contract="fma/chain", device="cuda")
     with pytest.raises(DeviceError, match="device 1"):
         isogemm.plan(16, 4096, 2560, dtype="bfloat16", device="cuda:1")
 

@@ -192,3 +192,21 @@ def test_the_command_plans_for_a_named_gpu():
         assert result.exit_code == 0, result.output
         found = json.loads(result.output)
         assert (found["schema"], found["form"], found["device"]) == (SCHEMA, form, DESCRIBED["h100"].name)
+
+
+@pytest.mark.parametrize("device", DESCRIBED)
+@pytest.mark.parametrize("form", ["", "batched"])
+def test_float32_products_are_planned_by_the_model_that_chooses_there(form, device, monkeypatch):
+    """They are in no table: kernels are chosen by a model of their time, which needs no GPU either."""
+    plan = planned(form, device, dtype="float32")
+    assert (plan.family, str(plan.contract), plan.here) == ("sgemm", "fma/chain", False)
+    assert plan.reason == "a model of its time on 132 multiprocessors"
+    assert plan.admission == "tried on golden products at first use"
+    assert plan.expected_us is not None
+    assert plan.alternatives
+    monkeypatch.setitem(DESCRIBED, device, replace(DESCRIBED[device], multiprocessors=40))
+    fewer = planned(form, device, dtype="float32")
+    assert fewer.expected_us is not None
+    assert fewer.expected_us > plan.expected_us
+    with pytest.raises(DeviceError, match="a kernel for fma"):  # Triton's tiles, of which there is no model
+        planned(form, device, contract="fma/chain")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from ....base.dtypes import ITEMSIZE
@@ -168,10 +168,11 @@ def explain_on(product: Product, chooser: Chooser) -> DevicePlan:
     )  # fmt: skip
 
 
-def explain_offline(product: Product, table: Table, device: str = "") -> DevicePlan:
+def explain_offline(product: Product, table: Table, device: str = "", modelled: Iterable[Hint] = ()) -> DevicePlan:
     """The plan that a device's table gives; whether a kernel is legal is as its row says.
 
-    For another `device` the table says which kernel, and neither its time nor that it was admitted.
+    For another `device` the table says which kernel, and neither its time nor that it was admitted. `modelled` are
+    asked after those of the table, as on a device at hand.
 
     Raises
     ------
@@ -186,13 +187,13 @@ def explain_offline(product: Product, table: Table, device: str = "") -> DeviceP
         dates |= {(x.family, x.config): x.date for x in here}
     libraries = {x.family for x in table.library}
     passed: list[tuple[str, str]] = []
-    hints = recommended([table], product)
+    hints = chain(recommended([table], product), modelled)
     for hint in hints:
         known = own and hint.use in dates
         if known or hint.use.family not in libraries:
             found = Admission("admitted", f"table {table.name}", dates[hint.use]) if known else Admission("unknown")
             others = (*passed[-OTHERS:], *_behind(hints))
-            if not own:
+            if not own and hint.table is not None:
                 hint = hint._replace(reason=f"{hint.reason}, of another device", row=None, expected_us=None)
             return _plan(product, hint, said(found), table if own else None, device or name, others, here=False)
         passed.append((_label(hint), "an algorithm of a library, admitted for other rows, or on another device"))

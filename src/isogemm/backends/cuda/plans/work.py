@@ -6,7 +6,7 @@ here, with the shipped table of that device or of one alike. Nothing in a plan r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
@@ -19,7 +19,7 @@ from ....formats.blocks import format_of
 from ....planner.admission import Admission
 from ....planner.family import Family
 from ....planner.products import Chooser
-from ....planner.tables import DeviceLimits, Table, shipped_tables
+from ....planner.tables import DeviceLimits, Hint, Table, Use, shipped_tables
 from ....planner.tuning import Wanted, pose
 from ....problem.forms import Mask
 from ....problem.numeric import NumericPlan, integer_contract, numeric_plan
@@ -141,7 +141,16 @@ class GpuPlanner:
         product = self._posed(extents, types, trans, contract, items)
         if self.chooser is not None:
             return explain_on(product, self.chooser)
-        return explain_offline(product, self._table(), self.facts.name)
+        return explain_offline(product, self._table(), self.facts.name, self._modelled(product))
+
+    def _modelled(self, product: Product) -> Iterator[Hint]:
+        """Kernels for float32's fused sums, the least time first: such products are in no table, on a GPU neither."""
+        from ..gemm.sgemm.family import Sgemm
+
+        family, many = Sgemm(), self.facts.multiprocessors
+        found = [(family.expected(product, config, many), config) for config in family.configs(product)]
+        for us, config in sorted(found):
+            yield Hint(Use(family.name, config), f"a model of its time on {many} multiprocessors", expected_us=us)
 
     def _groups(
         self, extents: Extents, types: Types, trans: str, contract: ContractLike | None, *, rows: Sequence[int]

@@ -62,10 +62,15 @@ class Sgemm(ProductFamily):
 
     def microseconds(self, product: Product, config: str, device: int) -> float | None:
         """What a kernel is expected to take on a device; None where it does not serve the product."""
-        parsed = SgemmConfig.parse(config)
-        if parsed is None or not self.supports(product, config):
+        if not self.supports(product, config):
             return None
-        return microseconds(product, parsed, facts.device(device).multiprocessors)
+        return self.expected(product, config, facts.device(device).multiprocessors)
+
+    def expected(self, product: Product, config: str, multiprocessors: int) -> float:
+        """The same of a kernel that serves it, for a device that need not be here."""
+        parsed = SgemmConfig.parse(config)
+        assert parsed is not None, f"{config} does not serve {product}"
+        return microseconds(product, parsed, multiprocessors)
 
     def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""

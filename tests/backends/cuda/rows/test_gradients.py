@@ -102,6 +102,20 @@ def test_strided_operands():
                 same(got, expected)
 
 
+@pytest.mark.parametrize("moved", [(0, 1), (1, 0), (1, 1)], ids=str)
+def test_operands_between_aligned_places(moved):
+    """Of the same shape and strides as those of a call before that were read four elements at once."""
+    for offsets in ((0, 0), moved):
+        x, dy = (
+            drawn(300 * 64 + 1, seed=i, dtype=BF16).cuda()[at:][: 300 * 64].view(300, 64)
+            for i, at in enumerate(offsets)
+        )
+        found = [gradients(reductions.rms_norm, [x, drawn(64, seed=7).cuda()], lambda _, dy=dy: dy)]
+        found += [gradients(reductions.rms_norm, [x.cpu(), drawn(64, seed=7)], lambda _, dy=dy: dy.cpu())]
+        for got, want in zip(*found, strict=True):
+            same(got, want)
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("n", [50, 2048])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
@@ -128,7 +142,7 @@ def test_micro_batches_have_the_bits_of_one_batch(name, n, dtype):
 
 @pytest.mark.parametrize("order", ["leaf1", "leaf128", "leaf300", "leaf4096", "tree4", "tree16"])
 def test_sums_over_rows_have_the_order_of_the_call(order):
-    for shape, n in (((1000,), 50), ((5, 40, 6), 128), ((0,), 8), ((3,), 2100)):
+    for shape, n in (((1000,), 50), ((5, 40, 6), 128), ((0,), 8), ((3,), 2100), ((3,), 0)):
         x, dy = (drawn(*shape, n, seed=i, dtype=BF16) for i in (0, 1))
         x, dy = (t.transpose(0, 1) if len(shape) > 1 else t for t in (x, dy))
         found = []

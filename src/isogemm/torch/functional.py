@@ -20,6 +20,7 @@ from . import operator
 from .arguments import autocast, check_tensor, options
 from .gemm.grouped_linear import call_grouped_linear, recalled
 from .gemm.products import call_grouped, call_linear, call_product
+from .gradient_buffers import check_no_ddp, check_no_hooks, check_no_tree
 from .operator import Tensor
 from .quant import ops as quantized
 
@@ -162,7 +163,7 @@ def linear(
         _check_tensors(x=x, w=w, bias=bias)
     else:
         _check_tensors(x=x, w=w, bias=bias)
-        operator.check_no_ddp()
+        check_no_ddp()
     named = options(contract, grad_order, out_dtype)
     _check_buffer("main_grad", main_grad, w, grad_order)
     _check_buffer("bias_main_grad", bias_main_grad, bias, grad_order)
@@ -330,5 +331,5 @@ def _check_buffer(name: str, buffer: Tensor | None, of: Tensor | None, grad_orde
         raise OptionError(name, limit="a plain buffer", value="requires_grad=True", nearest=f"{name}.detach()")
     if not buffer.is_contiguous():
         raise LayoutError(f"strides of {name}", limit="contiguous", value=buffer.stride(), nearest="torch.zeros_like")
-    operator.check_no_tree(name, grad_order)
-    operator.check_no_hooks(name, of)
+    check_no_tree(name, grad_order)
+    check_no_hooks(name, of)

@@ -16,9 +16,10 @@ from ...errors import OptionError
 from .. import reductions
 from ..arguments import autocast
 from ..gemm.products import accumulate, linear, product, resolved, with_order
+from ..gradient_buffers import asked_for
 from ..model.layers import Converted, Embedding, Linear, RowNorm
 from ..model.recognition import around, mixed
-from ..operator import Tensor, asked_for, forward_alone
+from ..operator import Tensor, forward_alone
 from .compiled import linear_op, numbered, stacked_op
 from .ranks import Ranks
 from .sums import product_over_ranks

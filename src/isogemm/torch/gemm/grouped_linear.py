@@ -26,6 +26,7 @@ from ...contract.spec import Contract
 from ...errors import ShapeError
 from .. import operator
 from ..device import column
+from ..gradient_buffers import asked_for, written_between
 from ..operator import Operator, Tensor, define, refuse_meta, refuse_vmap
 from .products import fit, refuse_recorded, remember_orders, resolved, walk, wider, with_order
 from .ragged import on_host
@@ -143,7 +144,7 @@ def _nearest(lengths: list[int], rows: int) -> list[int]:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, bias, counts, contract, order, _, ctx.main_grad, ctx.bias_main_grad = inputs
-    operator.written_between(ctx.main_grad, ctx.bias_main_grad)
+    written_between(ctx.main_grad, ctx.bias_main_grad)
     ctx.save_for_backward(x, w, counts)
     remember_orders(ctx, x, w, contract, order)
     ctx.bias_dtype = None if bias is None else bias.dtype
@@ -159,7 +160,7 @@ def _back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dx = linear(fit(dy, w, ctx.contract), w.mT, None, counts, ctx.chain, order, x.dtype, None, None)
     rows = fit(dy, x, ctx.contract)
     if ctx.needs_input_grad[1]:
-        buffer = operator.asked_for(ctx, 1, ctx.main_grad)
+        buffer = asked_for(ctx, 1, ctx.main_grad)
         if buffer is None:
             dw = outer(rows, x, counts, ctx.rows, order, w.dtype)
         else:
@@ -169,7 +170,7 @@ def _back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         ones, sums = rows.new_ones(len(rows), 8)[:, :1], ctx.rows
         if str(rows.dtype).removeprefix("torch.") not in ctx.contract.operands:
             sums = str(with_order(Contract(), order))
-        buffer = operator.asked_for(ctx, 2, ctx.bias_main_grad)
+        buffer = asked_for(ctx, 2, ctx.bias_main_grad)
         if buffer is None:
             db = call_outer(ones, rows, counts, sums, order, ctx.bias_dtype).squeeze(1)
         else:

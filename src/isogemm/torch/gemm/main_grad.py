@@ -17,8 +17,9 @@ from torch.optim import optimizer as optimizers
 
 from ...base import arguments
 from ...errors import OptionError
+from ..gradient_buffers import refuse_ddp
 from ..model.layers import Converted, Linear
-from ..operator import Tensor, refuse_ddp
+from ..operator import Tensor
 from ..routing.elementwise import subnormals_kept
 from .buffers import clear, is_unread, mark_read
 

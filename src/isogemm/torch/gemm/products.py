@@ -35,6 +35,7 @@ from ...contract.spec import Contract, Order, as_contract
 from ...errors import OptionError
 from ...operands.device_array import DeviceId
 from .. import operator
+from ..gradient_buffers import asked_for, written_between
 from ..operator import Operator, Tensor, define, define_forward, refuse_meta, refuse_vmap
 from ..routing.elementwise import subnormals_kept
 from .buffers import advance
@@ -209,7 +210,7 @@ def _product_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
 
 def _setup_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     x, w, bias, contract, order, _, ctx.main_grad, ctx.bias_main_grad = inputs
-    operator.written_between(ctx.main_grad, ctx.bias_main_grad)
+    written_between(ctx.main_grad, ctx.bias_main_grad)
     _remember(ctx, x, w, contract, order)
     ctx.bias_dtype = None if bias is None else bias.dtype
 
@@ -224,13 +225,13 @@ def _linear_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         dx = call_product(None, fit(rows, w, contract), w, 1.0, 0.0, ctx.chain, order, x.dtype).reshape(x.shape)
     rows = fit(rows, flat, contract)
     if ctx.needs_input_grad[1]:
-        buffer = operator.asked_for(ctx, 1, ctx.main_grad)
+        buffer = asked_for(ctx, 1, ctx.main_grad)
         if buffer is None:
             dw = call_product(None, rows.mT, flat, 1.0, 0.0, ctx.rows, order, w.dtype)
         else:
             accumulate(rows.mT, flat, buffer, ctx.rows)
     if ctx.needs_input_grad[2]:
-        buffer = operator.asked_for(ctx, 2, ctx.bias_main_grad)
+        buffer = asked_for(ctx, 2, ctx.bias_main_grad)
         if buffer is None:
             db = _sum_rows(rows, ctx, ctx.bias_dtype).reshape(-1)
         else:

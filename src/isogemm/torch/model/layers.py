@@ -17,7 +17,8 @@ from ...errors import OptionError
 from .. import functional, operator, reductions
 from ..arguments import contract_text, is_uncast
 from ..gemm import products
-from ..operator import Tensor, check_no_hooks
+from ..gradient_buffers import check_no_hooks
+from ..operator import Tensor
 
 
 class Converted:

@@ -13,7 +13,8 @@ from typing import Any
 from torch import Tensor
 
 from ...errors import OptionError
-from ..operator import apart, asked_for, check_no_ddp, check_no_hooks, check_no_tree, define, once, written_between
+from ..gradient_buffers import asked_for, check_no_ddp, check_no_hooks, check_no_tree, written_between
+from ..operator import apart, define, once
 from .direct import direct
 from .gradients import Grads, Recording, summing
 from .signature import signature

@@ -19,7 +19,8 @@ import torch
 
 from ... import reductions
 from ...gemm.grouped_linear import call_grouped_linear, call_outer, continued
-from ...operator import Operator, Tensor, asked_for, define, is_compiling, refuse_vmap, written_between
+from ...gradient_buffers import asked_for, written_between
+from ...operator import Operator, Tensor, define, is_compiling, refuse_vmap
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from isogemm.backends.cuda.plans import work as module
 from isogemm.backends.cuda.plans.plan import DevicePlan, explain_offline, explain_on
 from isogemm.errors import DeviceError, OptionError, ShapeError
 from isogemm.planner.admission import Admissions, golden_digest
-from isogemm.planner.products import Chooser
+from isogemm.planner.products import Chooser, Ranking
 from isogemm.planner.records import Records
 from isogemm.planner.tables import Admitted, Bucket, DeviceLimits, LibraryRange, Table, TunedRow, Use
 from isogemm.planner.trials import variant_of
@@ -46,6 +47,8 @@ TABLE = Table(
 def without_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_module, "count", lambda: 0)
     monkeypatch.setattr(module, "shipped_tables", lambda: (TABLE,))
+    families = {"f": FakeFamily("f", offered=("small", "large")), "library": FakeFamily("library", offered=("algo",))}
+    monkeypatch.setattr(choose_module, "FAMILIES", SimpleNamespace(found=families))
 
 
 def on_device(monkeypatch: pytest.MonkeyPatch, folder: Path, **changes: Any) -> FakeFamily:
@@ -85,6 +88,20 @@ def test_a_library_outside_its_range_is_not_planned(without_gpu: None) -> None:
     assert "first use" in p.admission
 
 
+def test_where_a_branch_s_kernel_does_not_serve_the_plan_says_so(
+    without_gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was admitted for other rows alone gives way to another kernel."""
+    narrow = replace(TABLE, library=(replace(TABLE.library[0], low=4096),))
+    monkeypatch.setattr(module, "shipped_tables", lambda: (narrow,))
+    for m, kernel in ((4000, "f"), (4096, "library")):
+        p = isogemm.plan(m, 4096, 2560, dtype="bfloat16", device="cuda")
+        assert isinstance(p, DevicePlan)
+        assert p.family == kernel
+        assert ("-> if", "M >= 17: library [algo]") in p.rows()
+        assert (kernel == "f") == ("as the branch's was admitted" in str(p))
+
+
 def test_a_near_product_s_time_is_brought_to_this_one_s_bound(without_gpu: None) -> None:
     p = isogemm.plan(16, 8192, 2560, dtype="bfloat16", device="cuda")
     assert isinstance(p, DevicePlan)
@@ -114,8 +131,9 @@ def test_a_plan_is_data(without_gpu: None) -> None:
 
 
 def test_what_the_table_does_not_have_is_an_error(without_gpu: None) -> None:
-    with pytest.raises(DeviceError, match="fma/chain"):
-        isogemm.plan(16, 4096, 2560, dtype="bfloat16", contract="fma/chain", device="cuda")
+    choose_module.FAMILIES.found["f"].legal = lambda product, config: False
+    with pytest.raises(DeviceError, match="none for tensor_core:sm90/tree4"):
+        isogemm.plan(5000, 4096, 2560, dtype="bfloat16", contract="tensor_core:sm90/tree4", device="cuda")
     with pytest.raises(DeviceError, match="device 1"):
         isogemm.plan(16, 4096, 2560, dtype="bfloat16", device="cuda:1")
 
@@ -182,5 +200,5 @@ def test_a_kernel_that_was_refused_is_not_planned(monkeypatch: pytest.MonkeyPatc
 def test_a_native_contract_says_that_nothing_defines_it() -> None:
     native = replace(linear(16, 4096, 2560, "tensor_core:native/chain"), m=16)
     row = replace(TABLE.rows[0], key=numeric_key(native))
-    p = explain_offline(native, replace(TABLE, rows=(row,)))
+    p = explain_offline(native, Ranking({}, [replace(TABLE, rows=(row,))], None))
     assert "no executable definition" in str(p)

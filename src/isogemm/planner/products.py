@@ -34,36 +34,16 @@ ALIKE = 0.97  # of a time: kernels that were timed for some more rows serve wher
 PROBES = 3  # kernels of a family that are asked for the device's arithmetic
 
 
-class Chooser:
-    """Chooses kernels for products on one device.
+class Ranking:
+    """The order in which kernels are asked for products on a device, which need not be here.
 
-    Families come with the plain ones first, and tables with the user's; those of other devices give hints on speed
-    alone. `absent` says why families that could be here are not.
+    Families come with the plain ones first, tables with those that are asked first. `device` is what the families'
+    models take for it: its number, or what they need to know of one that is not here.
     """
 
-    def __init__(
-        self,
-        admissions: Admissions,
-        families: Mapping[str, ProductFamily],
-        tables: Sequence[Table] = (),
-        absent: Mapping[str, str] | None = None,
-    ) -> None:
-        self.admissions, self.families, self.absent = admissions, families, absent or {}
-        self.shipped, self._arithmetic = tuple(tables), ""
+    def __init__(self, families: Mapping[str, ProductFamily], tables: Sequence[Table], device: Any) -> None:
+        self.families, self.tables, self.device = families, tables, device
         self.live: Any = None  # an isogemm.planner.live.Live, which needs the chooser
-        admissions.bench.plain = next(iter(self.own()), None)
-        stamp = admissions.stamp
-        for table in tables:
-            if same_stamp(table.stamp, stamp, library=False):
-                self._trust(table)
-        alike = [t for t in tables if t.stamp.get("capability") == stamp.get("capability")]
-        self.tables = sorted(alike, key=lambda t: t.stamp.get("device") != stamp.get("device"))  # stable: user's first
-        if not any(t.stamp.get("device") == stamp.get("device") for t in alike):
-            name = stamp.get("device", "this device")
-            notice(
-                f"no tuning table for {name}: kernels are chosen by models, and timed in first uses unless "
-                "ISOGEMM_TUNING=off; `isogemm.warm` and `isogemm tune` do that ahead"
-            )
 
     def own(self) -> list[ProductFamily]:
         """The families that trials can admit."""
@@ -106,12 +86,11 @@ class Chooser:
 
     def modelled(self, product: Product) -> Iterator[Hint]:
         """Kernels of families that have a model, the least time first."""
-        device = self.admissions.machine.device
         found = [
             Hint(Use(family.name, config), "a model of its time", expected_us=us)
             for family in self.own()
             for config in family.configs(product)
-            if (us := family.microseconds(product, config, device)) is not None
+            if (us := family.microseconds(product, config, self.device)) is not None
         ]
         yield from sorted(found, key=lambda hint: hint.expected_us or 0.0)
 
@@ -119,6 +98,38 @@ class Chooser:
         for family in self.own():
             for config in family.configs(product):
                 yield Hint(Use(family.name, config), "safe: no table has a kernel for it")
+
+
+class Chooser(Ranking):
+    """Chooses kernels for products on one device.
+
+    Families come with the plain ones first, and tables with the user's; those of other devices give hints on speed
+    alone. `absent` says why families that could be here are not.
+    """
+
+    def __init__(
+        self,
+        admissions: Admissions,
+        families: Mapping[str, ProductFamily],
+        tables: Sequence[Table] = (),
+        absent: Mapping[str, str] | None = None,
+    ) -> None:
+        stamp = admissions.stamp
+        alike = [t for t in tables if t.stamp.get("capability") == stamp.get("capability")]
+        alike.sort(key=lambda t: t.stamp.get("device") != stamp.get("device"))  # stable: user's first
+        super().__init__(families, alike, admissions.machine.device)
+        self.admissions, self.absent = admissions, absent or {}
+        self.shipped, self._arithmetic = tuple(tables), ""
+        admissions.bench.plain = next(iter(self.own()), None)
+        for table in tables:
+            if same_stamp(table.stamp, stamp, library=False):
+                self._trust(table)
+        if not any(t.stamp.get("device") == stamp.get("device") for t in alike):
+            name = stamp.get("device", "this device")
+            notice(
+                f"no tuning table for {name}: kernels are chosen by models, and timed in first uses unless "
+                "ISOGEMM_TUNING=off; `isogemm.warm` and `isogemm tune` do that ahead"
+            )
 
     def judged(self, product: Product) -> Iterator[tuple[Hint, Admission]]:
         """Supported kernels with what is known of them; nothing is run, and those that are not here are passed over."""
@@ -186,14 +197,7 @@ class Chooser:
         """Raise `ContractError` for a tensor-core arithmetic that is not this device's."""
         if not contract.arithmetic.startswith("tensor_core:"):
             return
-        own = self.arithmetic()
-        if own and contract.arithmetic != own:
-            raise ContractError(
-                f"contract on {self.admissions.stamp.get('device', 'this device')}",
-                limit=f"{own}, the arithmetic of its tensor cores",
-                value=str(contract),
-                nearest=f"{own}/{contract.order}",
-            )
+        check_arithmetic(contract, self.arithmetic(), self.admissions.stamp.get("device", "this device"))
 
     def _trust(self, table: Table) -> None:
         """What a table of this device and software says was admitted, where it was made from the same sources."""
@@ -281,6 +285,15 @@ class Chooser:
                 cannot_run(family.name, config, error)
                 break
         return ""
+
+
+def check_arithmetic(contract: Contract, own: str, device: str) -> None:
+    """Raise `ContractError` for a tensor-core arithmetic that is not a device's `own`, where that is known."""
+    if own and contract.arithmetic.startswith("tensor_core:") and contract.arithmetic != own:
+        raise ContractError(
+            f"contract on {device}", limit=f"{own}, the arithmetic of its tensor cores", value=str(contract),
+            nearest=f"{own}/{contract.order}",
+        )  # fmt: skip
 
 
 def _probe() -> Product:

@@ -57,8 +57,11 @@ class ProductFamily(Family[Product, Launch], Protocol):
 
     library: bool = False
 
-    def microseconds(self, product: Product, config: str, device: int) -> float | None:
-        """The time to expect, by a model of the family; None where it has none."""
+    def microseconds(self, product: Product, config: str, device: Any) -> float | None:
+        """The time to expect, by a model of the family; None where it has none.
+
+        `device` is its number, or what the model needs to know of one that is not here.
+        """
         return None
 
     def palette(self, product: Product) -> Sequence[str]:

@@ -97,7 +97,9 @@ def joining(p: Product, leaves: int, gpu: Gpu) -> float:
     return JOINED + nbytes / (COPIED * gpu.memory)
 
 
-def gpu_of(device: int) -> Gpu:
-    """A device as the model sees it."""
+def gpu_of(device: int | Gpu) -> Gpu:
+    """A device as the model sees it: by its number, or one that is not here."""
+    if isinstance(device, Gpu):
+        return device
     found = facts.device(device)
     return Gpu(found.multiprocessors, found.memory or H200.memory)

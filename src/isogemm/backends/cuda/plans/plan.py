@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any
 
 from ....base.dtypes import ITEMSIZE
 from ....contract.spec import Contract
 from ....errors import DeviceError, OptionError
 from ....planner.admission import Admission
-from ....planner.products import Chooser
-from ....planner.tables import DeviceLimits, Hint, Table, TunedRow, recommended
-from ....planner.trials import NATIVE, variant_of
+from ....planner.products import Chooser, Ranking
+from ....planner.tables import DeviceLimits, Hint, Table, TunedRow
+from ....planner.trials import NATIVE, golden_products, variant_of
 from ....problem.forms import asked
 from ....problem.numeric import USUAL, AnyPlan, NumericPlan, is_packed, numeric_key, word
 from ....problem.product import Product
+from ..gemm.cublaslt.family import walks
 
 SCHEMA = "isogemm.device_plan.v2"
 OTHERS = 3  # alternatives that are named on either side of the kernel
@@ -162,23 +163,20 @@ def explain_on(product: Product, chooser: Chooser) -> DevicePlan:
             others = (*passed[-OTHERS:], *_behind(hint for hint, _ in judged))
             return _plan(product, hint, said(found), ceilings, device, others, here=True)
         passed.append((_label(hint), f"{found.state} {found.detail}".rstrip()))
-    raise DeviceError(
-        f"kernel on {device}", limit="one that supports the product", value=f"none for {numeric_key(product)}",
-        nearest="fma/chain",
-    )  # fmt: skip
+    raise _none(product, device)
 
 
-def explain_offline(product: Product, table: Table, device: str = "", modelled: Iterable[Hint] = ()) -> DevicePlan:
-    """The plan that a device's table gives; whether a kernel is legal is as its row says.
+def explain_offline(product: Product, ranking: Ranking, device: str = "") -> DevicePlan:
+    """The plan for a device that is not here: the order is a chooser's, verdicts are those of the first table.
 
-    For another `device` the table says which kernel, and neither its time nor that it was admitted. `modelled` are
-    asked after those of the table, as on a device at hand.
+    Where the `device` is not that table's, it says which kernel, and neither its time nor that it was admitted.
 
     Raises
     ------
     DeviceError
-        The table has no kernel for such products.
+        No kernel for such products is known.
     """
+    table = ranking.tables[0]
     key, variant, name = numeric_key(product), variant_of(product), table.stamp.get("device", table.name)
     own = device in ("", name)
     dates = {(x.family, config): x.date for x in table.admitted if x.variant == variant for config in x.configs}
@@ -187,19 +185,44 @@ def explain_offline(product: Product, table: Table, device: str = "", modelled: 
         dates |= {(x.family, x.config): x.date for x in here}
     libraries = {x.family for x in table.library}
     passed: list[tuple[str, str]] = []
-    hints = chain(recommended([table], product), modelled)
+    hints = _legal(product, ranking)
     for hint in hints:
         known = own and hint.use in dates
         if known or hint.use.family not in libraries:
             found = Admission("admitted", f"table {table.name}", dates[hint.use]) if known else Admission("unknown")
             others = (*passed[-OTHERS:], *_behind(hints))
-            if not own and hint.table is not None:
+            if hint.table is None and hint.expected_us is not None:
+                hint = hint._replace(reason=_foreseen(product, hint.reason, ranking.device.multiprocessors))
+            elif hint.table is not None and not own:
                 hint = hint._replace(reason=f"{hint.reason}, of another device", row=None, expected_us=None)
             return _plan(product, hint, said(found), table if own else None, device or name, others, here=False)
         passed.append((_label(hint), "an algorithm of a library, admitted for other rows, or on another device"))
-    raise DeviceError(
-        f"plan by table {table.name}", limit=f"a kernel for {key.arithmetic}", value=str(key), nearest="a GPU"
-    )
+    raise _none(product, device or name)
+
+
+def _none(product: Product, device: str) -> DeviceError:
+    return DeviceError(
+        f"kernel on {device}", limit="one that supports the product", value=f"none for {numeric_key(product)}",
+        nearest="fma/chain",
+    )  # fmt: skip
+
+
+def _legal(product: Product, ranking: Ranking) -> Iterator[Hint]:
+    """What may serve a product; of families that do not load here a row is taken at its word.
+
+    An order of which there are no golden products, as lanes, has no kernel of ours: none could be tried.
+    """
+    triable = any(golden_products(product))
+    for hint in ranking.hints(product):
+        family = ranking.families.get(hint.use.family)
+        if family is None or ((triable or family.library) and family.supports(product, hint.use.config)):
+            yield hint
+
+
+def _foreseen(product: Product, reason: str, multiprocessors: int) -> str:
+    """Why a model's choice comes first on a device that is not here, and that calls there may come to another."""
+    library = ", cuBLASLt's among them" if is_packed(product) and walks(product) else ""
+    return f"{reason} on {multiprocessors} multiprocessors; first uses there time it against others{library}"
 
 
 def _label(hint: Hint) -> str:

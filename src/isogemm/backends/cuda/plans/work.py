@@ -6,7 +6,7 @@ here, with the shipped table of that device or of one alike. Nothing in a plan r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn
@@ -18,8 +18,8 @@ from ....errors import ContractError, DeviceError, OptionError, ShapeError
 from ....formats.blocks import format_of
 from ....planner.admission import Admission
 from ....planner.family import Family
-from ....planner.products import Chooser
-from ....planner.tables import DeviceLimits, Hint, Table, Use, shipped_tables
+from ....planner.products import Chooser, Ranking, check_arithmetic
+from ....planner.tables import DeviceLimits, Table, shipped_tables
 from ....planner.tuning import Wanted, pose
 from ....problem.forms import Mask
 from ....problem.numeric import NumericPlan, integer_contract, numeric_plan
@@ -27,6 +27,7 @@ from ....problem.product import Product
 from ..attention.case import AttentionCase, Strided
 from ..driver import facts
 from ..gemm import choose as products
+from ..gemm.model import Gpu
 from .plan import DevicePlan, explain_offline, explain_on, roofline, said
 
 __all__ = ["DESCRIBED", "GpuPlanner", "explain_on"]
@@ -122,9 +123,14 @@ class GpuPlanner:
 
     def _numeric(self, k: int, types: Types, contract: ContractLike | None) -> NumericPlan:
         own = (self.chooser.arithmetic() if self.chooser else self._table().arithmetic) or ARITHMETIC
-        return numeric_plan(
+        found = numeric_plan(
             k, dtype_a=types[0], dtype_b=types[1], out_dtype=types[2], contract=contract, device="cuda", arithmetic=own
         )
+        if self.chooser is None:
+            check_arithmetic(found.contract, own, self.facts.name)
+        else:
+            self.chooser.check_arithmetic(found.contract)
+        return found
 
     def _table(self) -> Table:
         """The device's shipped table, or another one's: all that are described have one capability."""
@@ -141,16 +147,8 @@ class GpuPlanner:
         product = self._posed(extents, types, trans, contract, items)
         if self.chooser is not None:
             return explain_on(product, self.chooser)
-        return explain_offline(product, self._table(), self.facts.name, self._modelled(product))
-
-    def _modelled(self, product: Product) -> Iterator[Hint]:
-        """Kernels for float32's fused sums, the least time first: such products are in no table, on a GPU neither."""
-        from ..gemm.sgemm.family import Sgemm
-
-        family, many = Sgemm(), self.facts.multiprocessors
-        found = [(family.expected(product, config, many), config) for config in family.configs(product)]
-        for us, config in sorted(found):
-            yield Hint(Use(family.name, config), f"a model of its time on {many} multiprocessors", expected_us=us)
+        gpu = Gpu(self.facts.multiprocessors, self.facts.memory)
+        return explain_offline(product, Ranking(products.FAMILIES.found, [self._table()], gpu), self.facts.name)
 
     def _groups(
         self, extents: Extents, types: Types, trans: str, contract: ContractLike | None, *, rows: Sequence[int]

@@ -26,7 +26,7 @@ from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
 from ...driver.workspace import workspace
-from ..model import gpu_of
+from ..model import Gpu, gpu_of
 from .config import (
     OPERANDS,
     Geometry,
@@ -64,7 +64,7 @@ class Hopper(ProductFamily):
         """A few for all products; see `isogemm.backends.cuda.gemm.hopper.palette`."""
         return tuple(c for c in PALETTE if self.supports(product, c))
 
-    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+    def microseconds(self, product: Product, config: str, device: int | Gpu) -> float | None:
         """The time to expect, by the model of `isogemm.backends.cuda.gemm.model`."""
         parsed = HopperConfig.parse(config)
         return None if parsed is None else expected(product, parsed, gpu_of(device))

@@ -21,7 +21,7 @@ from .....problem.product import Addresses, Launch, Product
 from ...driver.workspace import workspace
 from ..hopper.family import Hopper
 from ..meet import meet_of, pitched
-from ..model import gpu_of, joining
+from ..model import Gpu, gpu_of, joining
 from ..sgemm.family import Sgemm
 
 CHAINS: dict[str, ProductFamily] = {"tensor_core:sm90": Hopper(), "fma": Sgemm()}
@@ -84,7 +84,7 @@ class Leaves(ProductFamily):
         family = CHAINS.get(product.contract.arithmetic)
         return found is not None and all(family.supports(p, config) for p in (found.even, found.rest) if p and family)
 
-    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+    def microseconds(self, product: Product, config: str, device: int | Gpu) -> float | None:
         """The chains' time, and their meeting's."""
         found = walks(product)
         if found is None:

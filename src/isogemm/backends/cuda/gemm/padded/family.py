@@ -25,7 +25,7 @@ from ...driver.workspace import workspace
 from ..hopper.config import OPERANDS, HopperConfig, serves
 from ..hopper.family import Hopper
 from ..hopper.model import expected
-from ..model import copying, gpu_of
+from ..model import Gpu, copying, gpu_of
 
 HOPPER = Hopper()
 THREADS, BLOCKS = 256, 16  # of a block; blocks to a multiprocessor
@@ -128,7 +128,7 @@ class Padded(ProductFamily):
         found = padded(product)
         return HOPPER.palette(found.product) if found else ()
 
-    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+    def microseconds(self, product: Product, config: str, device: int | Gpu) -> float | None:
         """Hopper's time, and the copies': read once, written once."""
         found, parsed = padded(product), HopperConfig.parse(config)
         if found is None or parsed is None:

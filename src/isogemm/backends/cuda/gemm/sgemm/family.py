@@ -22,6 +22,7 @@ from ...driver import facts
 from ...driver.nvrtc import function_of
 from ...driver.workspace import workspace
 from ..fp32 import epilogue, grid, serves, sides, types_of
+from ..model import Gpu, gpu_of
 from ..tf32.split import chain_cut, split_of
 from .model import MULTIPROCESSORS, PALETTE, microseconds
 from .tiles import (
@@ -60,17 +61,12 @@ class Sgemm(ProductFamily):
         """A few for all products."""
         return tuple(config for config in PALETTE if self.supports(product, config))
 
-    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+    def microseconds(self, product: Product, config: str, device: int | Gpu) -> float | None:
         """What a kernel is expected to take on a device; None where it does not serve the product."""
-        if not self.supports(product, config):
-            return None
-        return self.expected(product, config, facts.device(device).multiprocessors)
-
-    def expected(self, product: Product, config: str, multiprocessors: int) -> float:
-        """The same of a kernel that serves it, for a device that need not be here."""
         parsed = SgemmConfig.parse(config)
-        assert parsed is not None, f"{config} does not serve {product}"
-        return microseconds(product, parsed, multiprocessors)
+        if parsed is None or not self.supports(product, config):
+            return None
+        return microseconds(product, parsed, gpu_of(device).multiprocessors)
 
     def bind(self, product: Product, config: str, device: int) -> Launch:
         """Compile and bind."""

@@ -27,7 +27,7 @@ from .....problem.product import Addresses, Launch, Product, Strides
 from ...driver import facts
 from ...driver.triton_build import build
 from ...driver.workspace import workspace
-from ..model import Tiling, gpu_of, joining, microseconds
+from ..model import Gpu, Tiling, gpu_of, joining, microseconds
 
 MAX_ITEMS = 65535  # of a batch in one launch: the second dimension of a grid
 LARGEST = 2**31 - 1024  # of an extent, and of K with a leaf: the kernel counts in 32 bits, up to a tile beyond it
@@ -124,7 +124,7 @@ class TileFamily(ProductFamily):
             return False
         return tile.shared(size) <= 225 * 1024 and tile.block_m * tile.block_n <= 256 * 32 * tile.warps
 
-    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+    def microseconds(self, product: Product, config: str, device: int | Gpu) -> float | None:
         """The time to expect on tensor cores, by the model of `isogemm.backends.cuda.gemm.model`."""
         tile = Tile.parse(config)
         if tile is None or self.fma:

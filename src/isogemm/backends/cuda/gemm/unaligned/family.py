@@ -24,7 +24,7 @@ from ...driver.wgmma import mma
 from ...driver.workspace import workspace
 from ..hopper.config import OPERANDS
 from ..hopper.family import encoder_of, epilogue_defines
-from ..model import gpu_of
+from ..model import Gpu, gpu_of
 from ..padded.family import bind_copies
 from .config import UnalignedConfig, UnalignedCut, cut, readable
 from .model import PALETTE, expected, ranked
@@ -48,7 +48,7 @@ class Unaligned(ProductFamily):
         """A few for all products."""
         return tuple(c for c in PALETTE if self.supports(product, c))
 
-    def microseconds(self, product: Product, config: str, device: int) -> float | None:
+    def microseconds(self, product: Product, config: str, device: int | Gpu) -> float | None:
         """The time to expect, by the model of `isogemm.backends.cuda.gemm.model`."""
         parsed = UnalignedConfig.parse(config)
         return None if parsed is None else expected(product, parsed, gpu_of(device))

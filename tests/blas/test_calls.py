@@ -195,7 +195,9 @@ def test_describe_writes_both_calls():
     [
         (lambda x: x[::2, ::2], "neither stride"),
         (lambda x: x[::-1], "negative"),
-        (lambda x: np.broadcast_to(x[:1], x.shape), "overlap"),
+        (lambda x: np.broadcast_to(x[:1], x.shape), "stride 0 of axis 0 repeats"),
+        (lambda x: np.broadcast_to(x[:, :1], x.shape), "stride 0 of axis 1 repeats"),
+        (lambda x: np.broadcast_to(x[:1, :1], (1, 8)), "stride 0 of axis 1 repeats"),
         (lambda x: np.lib.stride_tricks.sliding_window_view(x.reshape(-1), 8), "overlap"),
     ],
 )

@@ -293,6 +293,9 @@ def _why_copy(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
     for axis, (size, stride) in enumerate(zip(shape, strides, strict=True)):
         if size > 1 and stride < 0:
             return f"stride {stride} of axis {axis} is negative, and BLAS walks upward"
+        if size > 1 and stride == 0 and axis >= len(shape) - 2:
+            line = "row" if axis == len(shape) - 2 else "column"
+            return f"stride 0 of axis {axis} repeats one {line}, and no leading dimension is 0"
     (rows, columns), (down, across) = shape[-2:], strides[-2:]
     if min(rows, columns) > 1 and 1 not in (down, across):
         return f"neither stride of the matrix is 1 ({down} and {across}), so no leading dimension describes it"
@@ -300,8 +303,6 @@ def _why_copy(shape: tuple[int, ...], strides: tuple[int, ...]) -> str:
     least = columns if trans == "T" else rows
     if ld < least:
         return f"a leading dimension of {ld} is less than the {least} elements it steps over: they overlap"
-    if min(rows, columns) == 1 and max(rows, columns) > 1 and (down if columns == 1 else across) == 0:
-        return "a leading dimension of 0: one element is repeated"
     return ""
 
 

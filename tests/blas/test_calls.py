@@ -10,7 +10,7 @@ from tests.products import BF16, DTYPES, F32, assert_same, laid, layouts, poison
 
 import isogemm
 from isogemm import blas
-from isogemm.errors import ShapeError
+from isogemm.errors import AliasError, LayoutError, ShapeError
 
 CANARY = np.float32(4096.0)  # exact in every dtype
 
@@ -216,6 +216,24 @@ def test_describe_batches():
     assert (call.first.stride, call.second.stride, call.out.stride) == (0, 35, 15)
     call = blas.describe(np.ones((4, 2, 5, 7), F32), np.ones((2, 7, 3), F32))
     assert (call.routine, call.first.offsets[:3], call.copies) == ("gemm_batched", (0, 21, 0), ())
+
+
+def test_what_cannot_be_written_is_named_as_the_call_has_it():
+    a, b, c = np.ones(6, F32), np.ones(8, F32), np.ones(12, F32)
+    shape, read_only = ("N", "N", 3, 4, 2, 1.0), np.broadcast_to(c, c.shape)
+    strided, pointers = (0, 0, 12, 1), ([0], [0], [0])
+    for call, rest in ((blas.gemm, ()), (blas.gemm_strided_batched, strided), (blas.gemm_batched, pointers)):
+        with pytest.raises(LayoutError, match=r"^C: .*nearest legal choice: a writable array$"):
+            call(*shape, a, 3, b, 2, 0.0, read_only, 3, *rest)
+        with pytest.raises(AliasError, match=r"^C and A: "):
+            call(*shape, c, 3, b, 2, 0.0, c, 3, *rest)
+        with pytest.raises(AliasError, match=r"^C and B: "):
+            call(*shape, a, 3, c, 2, 0.0, c, 3, *rest)
+    two = np.ones(30, F32)
+    with pytest.raises(AliasError, match=r"^C\[0\] and C\[1\]: "):
+        blas.gemm_batched(*shape, a, 3, b, 2, 0.0, two, 3, [0, 0], [0, 0], [0, 6])
+    with pytest.raises(AliasError, match=r"^C\[0\] and A\[1\]: "):
+        blas.gemm_batched(*shape, two, 3, b, 2, 0.0, two, 3, [24, 0], [0, 0], [0, 12])
 
 
 def test_sizes_beyond_63_bits_are_refused():

@@ -278,7 +278,7 @@ class _Stored:
 
     def run(self, a: Array, b: Array, c: Array) -> None:
         """Row-major C.T = op(B).T @ op(A).T: the kernels' own order, and the swap costs nothing."""
-        problem.check_product(a, b, c if self.settings.reads_c else None, None, c, self.settings)
+        problem.check_product(a, b, c if self.settings.reads_c else None, None, c, self.settings, ("A", "B", "C"))
         bt, at, ct = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
         dispatch.run(self.here.device, bt, at, ct if self.settings.reads_c else None, ct, None, self.settings)
         self.here.done()
@@ -287,8 +287,9 @@ class _Stored:
         """The same for each item of three lists."""
         for x, y, out in zip(a, b, c, strict=True):
             start = out if self.settings.reads_c else None
-            problem.check_product(x, y, start, None, out, self.settings)
-        check_items_apart(c, [(name, i, x) for name, group in (("a", a), ("b", b)) for i, x in enumerate(group)])
+            problem.check_product(x, y, start, None, out, self.settings, ("A", "B", "C"))
+        reads = [(name, i, x) for name, group in (("A", a), ("B", b)) for i, x in enumerate(group)]
+        check_items_apart(c, reads, out_name="C")
         at, bt, ct = [x.T for x in a], [x.T for x in b], [x.T for x in c]
         starts: Sequence[Array | None] = ct if self.settings.reads_c else [None] * len(ct)
         dispatch.run_items(self.here.device, bt, at, starts, ct, None, self.settings)

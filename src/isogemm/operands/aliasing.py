@@ -72,13 +72,13 @@ def check_no_self_overlap(name: str, out: Array) -> None:
         )
 
 
-def check_items_apart(outs: Sequence[Array], reads: Sequence[tuple[str, int, Array]]) -> None:
+def check_items_apart(outs: Sequence[Array], reads: Sequence[tuple[str, int, Array]], *, out_name: str = "out") -> None:
     """Raise `AliasError` when an item's output shares memory with another's, or with anything that is read.
 
     A c may be its own item's output: the same elements at the same places. One sweep over the sorted address ranges, so
     that disjoint items cost n log n and not n squared.
     """
-    spans = [(*byte_bounds(x), "out", i, x) for i, x in enumerate(outs) if x.size]
+    spans = [(*byte_bounds(x), out_name, i, x) for i, x in enumerate(outs) if x.size]
     spans += [(*byte_bounds(x), name, i, x) for name, i, x in reads if x.size]
     spans.sort(key=lambda span: span[0])
     live: list[tuple[int, int, str, int, Array]] = []
@@ -86,9 +86,9 @@ def check_items_apart(outs: Sequence[Array], reads: Sequence[tuple[str, int, Arr
         low, _, name, i, x = span
         live = [other for other in live if other[1] > low]
         for _, _, other_name, j, y in live:
-            if "out" not in (name, other_name):
+            if out_name not in (name, other_name):
                 continue
-            if i == j and {name, other_name} == {"out", "c"} and same_elements(x, y):
+            if i == j and {name, other_name} == {out_name, "c"} and same_elements(x, y):
                 continue
             check_apart(f"{name}[{i}]", x, y, out_name=f"{other_name}[{j}]")
         live.append(span)

@@ -106,14 +106,22 @@ PLAIN = Settings(Contract())
 
 
 def check_product(
-    a: Array, b: Array, c: Array | None, bias: Array | None, out: Array | None, settings: Settings
+    a: Array,
+    b: Array,
+    c: Array | None,
+    bias: Array | None,
+    out: Array | None,
+    settings: Settings,
+    named: tuple[str, str, str] = ("a", "b", "out"),
 ) -> DType:
     """The dtype of the result of a [..., m, k] @ b [..., k, n] (equal leading dims); raises before any write.
 
+    `named` is what the caller has for a, b and out.
+
     Raises ShapeError, DTypeError, LayoutError or AliasError: as `check_operand`, `check_out` and `check_bias`.
     """
-    check_operand("a", a, INT8)
-    check_operand("b", b, INT8)
+    check_operand(named[0], a, INT8)
+    check_operand(named[1], b, INT8)
     if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise mismatch(a.shape, b.shape)
     shape = (*a.shape[:-1], b.shape[-1])
@@ -126,8 +134,8 @@ def check_product(
     if bias is not None:
         check_bias(bias, shape[-1])
     if out is not None:
-        reads = (("a", a), ("b", b), ("bias", bias))
-        check_out(out, shape, dtype, reads, c if settings.reads_c else None)
+        reads = ((named[0], a), (named[1], b), ("bias", bias))
+        check_out(out, shape, dtype, reads, c if settings.reads_c else None, name=named[2])
     return dtype
 
 
@@ -193,25 +201,32 @@ def check_bias(bias: Array, n: int) -> None:
 
 
 def check_out(
-    out: Array, shape: tuple[int, ...], dtype: DType, reads: Sequence[tuple[str, Array | None]], c: Array | None = None
+    out: Array,
+    shape: tuple[int, ...],
+    dtype: DType,
+    reads: Sequence[tuple[str, Array | None]],
+    c: Array | None = None,
+    *,
+    name: str = "out",
 ) -> None:
     """Raise unless `out` is writable, has that shape and dtype, and overlaps neither itself nor what is read.
 
     C may be `out` itself: the same elements at the same places.
     """
     if out.shape != shape:
-        raise ShapeError("shape of out", limit="that of the product", value=list(out.shape), nearest=list(shape))
-    check_operand("out", out, INT32)
+        raise ShapeError(f"shape of {name}", limit="that of the product", value=list(out.shape), nearest=list(shape))
+    check_operand(name, out, INT32)
     if out.dtype != dtype:
-        raise DTypeError("dtype of out", limit="that of the result", value=out.dtype.name, nearest=dtype.name)
+        raise DTypeError(f"dtype of {name}", limit="that of the result", value=out.dtype.name, nearest=dtype.name)
     if not out.flags.writeable:
-        raise LayoutError("out", limit="writable memory", value="read-only", nearest="a writable array, or out=None")
-    check_no_self_overlap("out", out)
-    for name, x in reads:
+        nearest = "a writable array" + ", or out=None" * (name == "out")
+        raise LayoutError(name, limit="writable memory", value="read-only", nearest=nearest)
+    check_no_self_overlap(name, out)
+    for other, x in reads:
         if x is not None:
-            check_apart(name, x, out)
+            check_apart(other, x, out, out_name=name)
     if c is not None and not same_elements(c, out):
-        check_apart("c", c, out)
+        check_apart("c", c, out, out_name=name)
 
 
 def transposed(name: str, x: Array, op: object) -> Array:

@@ -309,6 +309,15 @@ def test_terminal_says_what_does_not_apply_and_omits_empty_tables() -> None:
     assert words.inapplicable(isogemm_alone.providers["isogemm"]) == ""
 
 
+def test_where_nothing_applies_nothing_ran() -> None:
+    report = audit.run(["isogemm", "numpy"], [SHAPE], sweep=[4], relations=["stream"], speed=False)
+    assert (report.broken, report.missing, report.exit_status) == ([], ["isogemm", "numpy"], 3)
+    text = printed(report)
+    assert "Found: isogemm, numpy did not run." in text
+    assert "Required: isogemm did not run" in text
+    assert "is no pass: isogemm (nothing applied); numpy (nothing applied). Exit status 3" in text
+
+
 def test_linears_of_which_a_sample_was_compared_are_named() -> None:
     shapes = [{"name": name, "n": n, "columns_compared": 40} for name, n in (("whole", 40), ("wide", 5000))]
     (line,) = [x for x in words.not_measured(audit.Report({}, (), {}, shapes=shapes)) if "sample" in x]

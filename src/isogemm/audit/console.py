@@ -54,7 +54,8 @@ def print_report(report: Results, console: Console) -> None:
         _line(console, Text(note, "dim"))
     if report.required:
         names = ", ".join(report.required)
-        verdict = ("held", "green") if all(map(report.held, report.required)) else ("did not hold", "red")
+        held = all(map(report.held, report.required))
+        verdict = ("held", "green") if held else ("did not hold" if report.broken else "did not run", "red")
         _line(console, Text.assemble("Required: ", names, " ", verdict))
     if warning := not_required(report):
         _line(console, Text(warning, "yellow"))

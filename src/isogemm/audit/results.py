@@ -205,14 +205,14 @@ class ProviderResult:
     def status(self) -> Literal["held", "changed", "failed", "absent"]:
         """``held`` when it ran everywhere, something was compared, and nothing failed, or changed that is promised.
 
-        Where nothing but what is not promised was asked for, that counts.
+        Where nothing but what is not promised was asked for, that counts. Where nothing applies, it is ``absent``.
         """
         found = {r.demanded for r in self.relations.values()}
         if found <= {"n/a"}:
             found = {r.status for r in self.relations.values()}
         if "changed" in found:
             return "changed"
-        if not self.ran and self.reason:
+        if (not self.ran) if self.reason else found <= {"n/a"}:
             return "absent"
         return "held" if found & {"held"} and "failed" not in found and not self.reason else "failed"
 

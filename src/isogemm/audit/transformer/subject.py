@@ -70,7 +70,7 @@ class Subject:
             some = any(isinstance(child, routed.QuantizedLinear) for child in self.model.modules())
             if report.floats and not some:  # a model of floats would be what holds
                 name, why = next(iter(report.floats.items()))
-                raise Absent(f"quantize={quantize}: no weight fits; {name}: {why}")
+                raise Absent(f"quantize={quantize}: no weight fits; {name}: {why.removeprefix(f'{name}: ')}")
             if quantize is not None:
                 self.quantized = _quantized(self.model, report.floats)
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..backends import open_device
+from ..backends import copied, open_device
 from ..errors import DeviceError
 from ..operands import views
 from ..operands.device_array import HOST, DeviceId, holder_of
@@ -48,16 +48,17 @@ class Operands:
                 self._streams.add(stream)
         return viewed
 
-    def note(self, name: str, place: DeviceId) -> None:
-        """Take notice of where an operand lies."""
+    def note(self, name: str, place: DeviceId, *, moves: bool = False) -> None:
+        """Take notice of where an operand lies; `moves`: its method ``to`` knows every device."""
         if not self._first:
             self._first, self.place = name, place
         elif place != self.place:
+            here, there = (name, self.place) if place is HOST else (self._first, place)
             raise DeviceError(
                 f"devices of {self._first} and {name}",
                 limit="one device",
                 value=f"{self.place} and {place}",
-                nearest=f"{name}.to('{self.place}')" if place is HOST else f"{self._first}.to('{place}')",
+                nearest=f"{name}.to('{there}')" if moves and here is name else copied(here, there),
             )
 
     def optional(self, name: str, x: Any) -> Array | None:

@@ -54,7 +54,7 @@ def linear(
         return result
     here = Operands()
     xx = here.view("x", x)
-    here.note("w", w.place)
+    here.note("w", w.place, moves=True)
     xbias, target = here.optional("bias", bias), here.optional("out", out)
     dispatch.check_linear(xx, w.shape, xbias)
     settings.check_operand("x", xx)  # no int8, as plain weights have it

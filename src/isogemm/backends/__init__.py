@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .cpu.work import WorkPlan as WorkPlan
     from .cuda.plans.plan import DevicePlan as DevicePlan
 
-__all__ = ["BACKENDS", "accelerator", "backend", "find", "of_tensor", "open_device", "planner"]
+__all__ = ["BACKENDS", "accelerator", "backend", "copied", "find", "of_tensor", "open_device", "planner"]
 
 BACKENDS = {
     "cpu": "isogemm.backends.cpu.device",
@@ -27,6 +27,7 @@ BACKENDS = {
     "webgpu": "isogemm.backends.webgpu.device",
 }
 _ACCELERATOR = "cuda"
+_COPIES = {"webgpu": "isogemm.webgpu.array({}, '{}')"}  # what copies an array there; elsewhere arrays have a method
 
 
 @cache
@@ -65,6 +66,11 @@ def planner(device: str) -> Any:
     device = device.lower()
     kind = device.partition(":")[0]
     return open_device(find(device)) if kind in BACKENDS and kind != _ACCELERATOR else accelerator().planner(device)
+
+
+def copied(name: str, place: DeviceId) -> str:
+    """The expression that copies an array of that name to a device."""
+    return _COPIES.get(place.kind, "{}.to('{}')").format(name, place)
 
 
 def of_tensor(x: Any) -> DeviceId:

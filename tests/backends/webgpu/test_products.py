@@ -131,8 +131,13 @@ def test_what_is_not_there_is_a_typed_error(device, monkeypatch):
         isogemm.linear(a, a, contract="fma/tree2")
     with pytest.raises(ContractError, match="fma/chain or fma/lanes32"):
         isogemm.linear(a, a, contract="tensor_core:sm90/chain")
-    with pytest.raises(DeviceError, match="one device"):
-        isogemm.matmul(a, values((32, 3), F16))
+    host = values((32, 32), F16)
+    with pytest.raises(DeviceError, match=r"one device; .*: isogemm.webgpu.array\(b, 'webgpu:0'\)$"):
+        isogemm.matmul(a, host)
+    with pytest.raises(DeviceError, match=r"one device; .*: isogemm.webgpu.array\(x, 'webgpu:0'\)$"):
+        isogemm.linear(host, a)
+    with pytest.raises(DeviceError, match=r"one device; .*: w.to\('webgpu:0'\)$"):
+        isogemm.linear(a, isogemm.quantize(values((4, 32)), "Q4_0"))
     with pytest.raises(DTypeError, match="float32, bfloat16 or float16"):
         array(np.ones(3))
     with pytest.raises(DeviceError, match="WEBGPU"):

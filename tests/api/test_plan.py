@@ -245,8 +245,10 @@ def test_replay_by_the_schedule_of_another_machine() -> None:
 def test_replay_refuses_other_operands() -> None:
     p = isogemm.plan(3, 4, 5)
     a, w = values((3, 5)), values((4, 5))
-    with pytest.raises(ShapeError, match="replay"):
+    with pytest.raises(ShapeError, match="nearest legal choice: plan these operands anew"):
         p.run(a[:2], w.T)
+    with pytest.raises(ShapeError, match=r"nearest legal choice: w\.T, where w is a weight \[n, k\]; or plan"):
+        p.run(a, w)
     with pytest.raises(ShapeError, match="replay"):
         p.run(a, isogemm.pack(w))
     with pytest.raises(DTypeError, match="replay"):

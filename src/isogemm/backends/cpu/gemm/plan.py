@@ -183,7 +183,9 @@ class Plan(AnyPlan):
         shapes = tuple(a.shape), (b.k, b.n) if packed else tuple(b.shape)
         expected = (self.m, self.k), (self.k, self.n)
         if shapes != expected or packed != self.packed:
-            raise ShapeError("operands of a replay", limit=expected, value=shapes, nearest="plan these operands anew")
+            turned = shapes == (expected[0], (self.n, self.k)) and not packed
+            nearest = "w.T, where w is a weight [n, k]; or " * turned + "plan these operands anew"
+            raise ShapeError("operands of a replay", limit=expected, value=shapes, nearest=nearest)
         types = name_of(a.dtype), name_of(b.dtype)
         if types != (self.numeric.dtype_a, self.numeric.dtype_b):
             raise DTypeError(

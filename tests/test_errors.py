@@ -315,6 +315,19 @@ def test_short_operands_are_told_what_there_is_for_them(name, there_is):
     assert there_is not in str(caught.value)
 
 
+def test_int8_where_only_floats_go_is_told_a_legal_choice():
+    short = A.astype(np.int8)
+    with pytest.raises(DTypeError, match=r"packed w is int8.*choice: float32, or the int8 array itself, in products"):
+        isogemm.pack(short)
+    for call in (
+        lambda: linear(np.ones((1, 32), np.int8), isogemm.quantize(np.ones((2, 32), np.float32), "Q4_0")),
+        lambda: matmul(short, short.T, out=np.empty((len(A), len(A)), np.int8)),
+        lambda: isogemm.gemm(A, A.T, np.ones((len(A), len(A)), np.int8), beta=1.0),
+    ):
+        with pytest.raises(DTypeError, match=r"got: int8; nearest legal choice: (float|int)32$"):
+            call()
+
+
 def test_too_many_threads_in_the_environment(monkeypatch):
     for text in ("9" * 30, str(threads._most() + 1)):
         monkeypatch.setenv("ISOGEMM_NUM_THREADS", text)

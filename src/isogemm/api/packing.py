@@ -43,6 +43,6 @@ def pack(w: Any) -> PreparedWeight:
     w, place = view("w", w)
     if w.ndim != 2:
         raise ShapeError("w", limit="2-D [n, k]", value=f"{w.ndim}-D {w.shape}", nearest="w.reshape(n, k)")
-    check_dtype("w", w.dtype)
+    check_dtype("packed w", w.dtype)
     packed: PreparedWeight = open_device(place).pack(w)
     return packed

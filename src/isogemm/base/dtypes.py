@@ -87,6 +87,8 @@ def as_dtype(dtype: Any, name: str = "out_dtype") -> DType | None:
 
 
 FACTORS = ("a", "b", "x", "w")
+PREPARED = ("packed w", "array")
+"""What `isogemm.pack` and `isogemm.webgpu.array` make ready: floats alone."""
 CASTABLE = (*FACTORS, "bias")
 """The operands that ``cast="float32"`` of matmul and linear rounds."""
 
@@ -125,7 +127,9 @@ def _nearest(name: str, dtype: DType) -> str:
         return f"float32, {OF_COMPLEX}"
     if dtype.name.startswith(("float8", "float6_", "float4_")):
         return "bfloat16, which holds it exactly"
-    if dtype.name in ("int8", "uint8") and name != "bias":
+    if dtype == INT8:  # where products take it, it is not refused
+        return "float32" + ", or the int8 array itself, in products on a CPU" * (name in PREPARED)
+    if dtype.name == "uint8" and name in FACTORS:
         return "int8 with int8, or isogemm.quantize(w) for a weight"
     if dtype.kind in "biu" and name in FACTORS:
         return f"float32, or {OR_INT8}"

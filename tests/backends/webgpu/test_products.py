@@ -140,6 +140,8 @@ def test_what_is_not_there_is_a_typed_error(device, monkeypatch):
         isogemm.linear(a, isogemm.quantize(values((4, 32)), "Q4_0"))
     with pytest.raises(DTypeError, match="float32, bfloat16 or float16"):
         array(np.ones(3))
+    with pytest.raises(DTypeError, match=r"choice: float32, or the int8 array itself, in products on a CPU$"):
+        array(np.ones(3, np.int8))
     with pytest.raises(DeviceError, match="WEBGPU"):
         array(np.ones(3, F32), "webgpu:7")
     for call in (partial(array, np.ones(3, F32)), isogemm.webgpu.measure):

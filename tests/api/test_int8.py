@@ -83,6 +83,43 @@ def test_the_longest_k_holds_its_extremes() -> None:
             call()
 
 
+@pytest.mark.parametrize("trans", ["NN", "NT", "TN", "TT"])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 70, 300), (5, 70, PIECE + 1), (70, 3, 2500), (200, 90, 2049), (3, 4, 0)])
+def test_a_plan_says_how_it_is_computed_and_replays(m: int, n: int, k: int, trans: str) -> None:
+    rng = np.random.default_rng(m)
+    a, b = (drawn(rng, *shape[:: 1 if op == "N" else -1]) for shape, op in zip(((m, k), (k, n)), trans, strict=True))
+    a, b = (x if op == "N" else x.T for x, op in zip((a, b), trans, strict=True))
+    given: dict[str, Any] = {"dtype": "int8", "trans_a": trans[0], "trans_b": trans[1]}
+    p = isogemm.plan(m, n, k, **given)
+    assert str(p.contract) == "exact/chain"
+    assert f"{-(-k // PIECE)} of at most {PIECE}" in str(p)
+    assert p.bytes == m * k + n * k + 4 * m * n
+    again = isogemm.Plan.from_json(p.to_json())
+    assert again == p
+    for threads in (1, 2):
+        assert same(isogemm.plan(m, n, k, threads=threads, **given).run(a, b), exact(a, b))
+    assert same(again.run(a, b), exact(a, b))
+
+
+def test_a_replay_s_schedule_is_the_plan_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    from isogemm.backends.cpu.gemm import execute
+
+    p, seen, task_for = isogemm.plan(5, 70, 2500, dtype="int8"), [], execute.task_for
+    monkeypatch.setattr(execute, "task_for", lambda *given: seen.append(given[-1]) or task_for(*given))
+    p.run(np.ones((5, 2500), np.int8), np.ones((70, 2500), np.int8).T)
+    assert seen == [p.schedule] * 3
+
+
+def test_a_plan_of_types_that_its_contract_has_not_is_damaged() -> None:
+    whole, floats = isogemm.plan(3, 4, 5, dtype="int8").to_dict(), isogemm.plan(3, 4, 5).to_dict()
+    wrong = ((whole, "dtype_a", "float32"), (whole, "out_dtype", "float32"), (floats, "dtype_b", "int8"))
+    for data, name, value in wrong:
+        with pytest.raises(OptionError, match=f"{name} of a plan"):
+            isogemm.Plan.from_dict(data | {"numeric": data["numeric"] | {name: value}})
+    with pytest.raises(DTypeError, match="replay"):
+        isogemm.plan(3, 4, 5).run(np.ones((3, 5), np.int8), np.ones((5, 4), np.int8))
+
+
 def test_torch_tensors_give_torch_tensors() -> None:
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(1)

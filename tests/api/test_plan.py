@@ -22,7 +22,7 @@ from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm.facts import facts
 from isogemm.backends.cpu.gemm.plan import SCHEMA
 from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, schedule
-from isogemm.errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
+from isogemm.errors import ContractError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from isogemm.problem.numeric import NumericPlan, default_contract, numeric_plan
 
 CPU = target()
@@ -106,9 +106,16 @@ ERRORS: tuple[tuple[dict[str, Any], type[Exception], str], ...] = (
     ({"m": -1}, ShapeError, "m: .*at least 0; got: -1; nearest legal choice: 0"),
     ({"n": 2.5}, ShapeError, "n: "),
     ({"k": True}, ShapeError, "k: "),
-    ({"dtype": "float64"}, DTypeError, "float32, bfloat16, float16; got: 'float64'; nearest legal choice: float32"),
+    ({"dtype": "float64"}, DTypeError, "bfloat16, float16, int8; got: 'float64'; nearest legal choice: float32"),
     ({"dtype": "blfoat16"}, DTypeError, "got: 'blfoat16'; nearest legal choice: bfloat16"),
-    ({"dtype": np.int8}, DTypeError, "got: 'int8'; nearest legal choice: float32"),
+    ({"dtype": np.int16}, DTypeError, "got: 'int16'; nearest legal choice: float32"),
+    ({"dtype": "int8", "weight_dtype": "float32"}, DTypeError, "weight_dtype: limit: int8; got: 'float32'"),
+    ({"dtype": "int8", "out_dtype": "float32"}, DTypeError, "out_dtype: limit: int32; got: 'float32'"),
+    ({"dtype": "int8", "batch": 2}, DTypeError, "int8 for one product, on a CPU; got: int8"),
+    ({"dtype": "int8", "device": "h200"}, DTypeError, "int8 for one product, on a CPU; got: int8"),
+    ({"dtype": "int8", "packed": True}, OptionError, "packed: limit: False with int8"),
+    ({"dtype": "int8", "contract": "fma/chain"}, ContractError, "float32, bfloat16, float16; got: int8"),
+    ({"dtype": "int8", "k": 131072}, LimitError, "131071"),
     ({"dtype": None}, DTypeError, "got: None; nearest legal choice: float32"),
     ({"weight_dtype": "int8"}, DTypeError, "weight_dtype: .*'int8'"),
     ({"out_dtype": "float8"}, DTypeError, "out_dtype: .*'float8'"),
@@ -322,6 +329,8 @@ def test_schedules_keep_the_kernels_limits(p: Problem, threads: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "strategy", "split"),
     [
+        ((1, 4096, 2560), {"dtype": "int8"}, "gemv", "n"),
+        ((4096, 4096, 2560), {"dtype": "int8"}, "tiled", "n"),
         ((1, 4096, 2560), {}, "gemv", "n"),
         ((8, 4096, 2560), {}, "gemv", "n"),
         ((1, 4096, 2560), {"trans_b": "N"}, "stream", "n"),

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..backends import planner
 from ..base.arguments import extent, of_type
-from ..base.dtypes import DTYPES, ITEMSIZE, as_dtype, name_of
+from ..base.dtypes import DTYPES, INT8, INT32, NAMED, DType, as_dtype, name_of
 from ..base.limits import check_extents
 from ..base.threads import check_count
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
+from ..operands.device_array import HOST
 from ..problem.forms import Mask
 from ..problem.settings import stored
 from ..quant.encode import weight_format
@@ -89,15 +90,16 @@ def plan(
     ----------
     m, n, k : int
         Extents, at least 0.
-    dtype : {"float32", "bfloat16", "float16"}
-        Element type of A, and of B and C unless `weight_dtype` or `out_dtype` say otherwise; C is float32 where B is.
+    dtype : {"float32", "bfloat16", "float16", "int8"}
+        Element type of A, and of B and C unless `weight_dtype` or `out_dtype` say otherwise; C is float32 where B is,
+        and int32 of int8, which a CPU has, for one product with weights that are int8 and not packed.
         A short name, as ``bf16``, or NumPy's or torch's own type is the same.
     trans_a, trans_b : {"N", "T", "C"}
         How the operands are stored; the default is a linear layer's: weights stored [n, k].
     packed : bool
         B was prepared by `isogemm.pack`.
     contract : Contract or str, optional
-        Default ``fma/chain``; on a GPU, 16-bit operands have that of its tensor cores.
+        Default ``fma/chain``, for int8 ``exact/chain``; on a GPU, 16-bit operands have that of its tensor cores.
     threads : int, optional
         Default `get_num_threads()`.
     device : str
@@ -120,22 +122,27 @@ def plan(
 
     Raises
     ------
-    ShapeError, DTypeError, ContractError, OptionError
+    ShapeError, DTypeError, ContractError, OptionError, LimitError
         A value out of range; the message names the nearest legal one.
     DeviceError
         A GPU that is not there and has no table, or no kernel of it supports the product.
     """
     for name, value in (("m", m), ("n", n), ("k", k)):
         extent(name, value, 0)
-    dtype = _element("dtype", dtype)
-    b_type = dtype if weight_dtype is None else _element("weight_dtype", weight_dtype)
-    out_type = ("float32" if b_type == "float32" else dtype) if out_dtype is None else _element("out_dtype", out_dtype)
+    dtype = _element("dtype", dtype, (*DTYPES, INT8))
+    legal, results = ((INT8,), (INT32,)) if dtype == INT8.name else (DTYPES, DTYPES)
+    b_type = dtype if weight_dtype is None else _element("weight_dtype", weight_dtype, legal)
+    usual = "int32" if dtype == INT8.name else "float32" if b_type == "float32" else dtype
+    out_type = usual if out_dtype is None else _element("out_dtype", out_dtype, results)
     of_type("device", device, str, "text: cpu, cuda, cuda:N, h200 and the like", "'cpu'")
     trans = stored("trans_a", trans_a) + stored("trans_b", trans_b)
     if threads is not None:
         check_count("threads", threads)
     form, about = _several(m, k, batch, groups, format, heads, mask)
-    check_extents(m, n, k, ITEMSIZE[dtype], batch)
+    if dtype == INT8.name and (form or device.lower().partition(":")[0] != HOST.kind):
+        limit = "float32, bfloat16, float16; int8 for one product, on a CPU"
+        raise DTypeError("dtype", limit=limit, value=dtype, nearest="float32, or a plan of one product on 'cpu'")
+    check_extents(m, n, k, NAMED[dtype].itemsize, batch)
     what = f"plan of {form} products"
     if form and packed:
         raise OptionError(what, limit="packed=False", value=packed, nearest=False)
@@ -215,10 +222,10 @@ def _numbers(name: str, given: Any, several: int) -> Any:
     raise ShapeError(name, limit="whole numbers, one after the other", value=given, nearest=close)
 
 
-def _element(name: str, dtype: Any) -> str:
+def _element(name: str, dtype: Any, legal: tuple[DType, ...]) -> str:
     """The element type's name, from whatever names one; else a DTypeError."""
     found = as_dtype(dtype, name)
-    if found not in DTYPES:
+    if found not in legal:
         value = None if found is None else repr(name_of(found))
-        raise DTypeError(name, limit=", ".join(ITEMSIZE), value=value, nearest="float32")
+        raise DTypeError(name, limit=", ".join(map(name_of, legal)), value=value, nearest=name_of(legal[0]))
     return name_of(found)

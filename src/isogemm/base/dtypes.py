@@ -43,7 +43,9 @@ TYPES = (
 )
 DTYPES = tuple(t.dtype for t in TYPES)
 NUMPY = {t.name: t.dtype for t in TYPES}
-INTEGERS = {"torch.int8": INT8, "torch.int32": INT32}  # operands and results of exact products, on the CPU
+WHOLE = {"int8": INT8, "int32": INT32}  # operands and results of exact products, on the CPU
+NAMED = NUMPY | WHOLE
+INTEGERS = {f"torch.{name}": dtype for name, dtype in WHOLE.items()}
 TORCH = {f"torch.{t.name}": t.dtype for t in TYPES}
 ITEMSIZE = {t.name: t.dtype.itemsize for t in TYPES}
 CODE = {t.name: t.code for t in TYPES}

@@ -80,7 +80,7 @@ def plan_command(
     m: Annotated[int, typer.Argument(help="Rows of op(A).")],
     n: Annotated[int, typer.Argument(help="Columns of op(B).")],
     k: Annotated[int, typer.Argument(help="Length of the sum.")],
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or int8 on a CPU.")] = "float32",
     trans: Annotated[str, typer.Option(help="NN, NT, TN or TT: op(A) and op(B).")] = "NT",
     threads: Annotated[int, typer.Option(min=0, help="Threads to plan for; 0 for the current count.")] = 0,
     device: Annotated[
@@ -110,7 +110,7 @@ def plan_command(
 
     from ..api.plan import plan as planned
 
-    dtype = element("--dtype", dtype)
+    dtype = element("--dtype", dtype, *([] if tp else ["int8"]))
     if len(trans) != 2:
         raise OptionError("trans", limit="two letters of N, T, C", value=repr(trans), nearest="NT")
     if tp:

@@ -121,10 +121,12 @@ class NumericKey:
 
 
 def default_contract(device: str = "cpu", dtype: str = "float32", arithmetic: str = "tensor_core:sm90") -> Contract:
-    """The contract used when none is asked for: ``fma/chain`` on a CPU and for float32.
+    """The contract used when none is asked for: ``fma/chain`` on a CPU and for float32, ``exact/chain`` for its int8.
 
     On ``cuda``, 16-bit operands get `arithmetic`, that of the device's own tensor cores, and the chain.
     """
+    if device == "cpu" and dtype == "int8":
+        return Contract("exact")
     return Contract(arithmetic) if device == "cuda" and dtype in ("bfloat16", "float16") else Contract()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,7 @@ def gemm(
         epilogue = None if c is None and bias is None and asked.alpha == 1.0 else Epilogue(asked, c, bias)
         launch_single(task_for(a, b, out, epilogue, get_num_threads(), chosen), a, b, out, epilogue)
     else:
-        _by_definition([(a, b, out, c)], asked, bias)
+        _by_definition([(a, b, out, c)], asked, bias, chosen)
 
 
 @uncompiled
@@ -199,7 +200,7 @@ def _has_kernels(contract: Contract) -> bool:
     return contract.arithmetic == "fma" and contract.order.kind == "chain"
 
 
-def _by_definition(items: Sequence[Item], asked: Settings, bias: Array | None) -> None:
+def _by_definition(items: Sequence[Item], asked: Settings, bias: Array | None, chosen: Schedule | None = None) -> None:
     """Leaves of ``fma`` from its chains, its lanes, integers; all else by the definition itself, exact and slower."""
     from ....contract import reference
     from .exact import exact_product
@@ -208,7 +209,7 @@ def _by_definition(items: Sequence[Item], asked: Settings, bias: Array | None) -
 
     for a, b, out, c in items:
         if asked.contract.arithmetic == "exact":
-            exact_product(gemm, a, b, out)
+            exact_product(partial(gemm, chosen=chosen), a, b, out)
             continue
         b = b.unpack().T if isinstance(b, PackedWeight) else b
         start, added = (c, None) if asked.accumulate else (None, c)

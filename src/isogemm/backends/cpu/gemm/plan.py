@@ -9,14 +9,15 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import numpy as np
 
-from ....base.dtypes import ITEMSIZE, NUMPY, name_of
+from ....base.dtypes import INT8, NAMED, NUMPY, name_of
 from ....base.threads import get_num_threads
 from ....contract.spec import Contract, ContractLike
 from ....errors import DTypeError, OptionError, ShapeError
 from ....operands.views import array
 from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan, word
-from ....problem.settings import Settings, check_operand
+from ....problem.settings import Settings, check_integers, check_operand
 from ..emit.target import target
+from .exact import PIECE
 from .execute import gemm, swap_operands
 from .facts import facts
 from .packed import PackedWeight
@@ -52,7 +53,7 @@ class Plan(AnyPlan):
     @property
     def strategy(self) -> str:
         """Kernel family: gemv, stream, small, skinny, tiled, or definition where a contract has no kernel."""
-        return self.schedule.strategy if self.contract.arithmetic == "fma" else "definition"
+        return self.schedule.strategy if self.contract.arithmetic in ("fma", "exact") else "definition"
 
     @property
     def split_axis(self) -> str:
@@ -83,9 +84,9 @@ class Plan(AnyPlan):
         """Least traffic: each operand read once, the output written once."""
         x = self.numeric
         return (
-            self.m * self.k * ITEMSIZE[x.dtype_a]
-            + self.n * self.k * ITEMSIZE[x.dtype_b]
-            + self.m * self.n * ITEMSIZE[x.out_dtype]
+            self.m * self.k * NAMED[x.dtype_a].itemsize
+            + self.n * self.k * NAMED[x.dtype_b].itemsize
+            + self.m * self.n * NAMED[x.out_dtype].itemsize
         )
 
     @property
@@ -146,9 +147,11 @@ class Plan(AnyPlan):
         own = {field.name: data.get(field.name) for field in fields(cls)} | shape | made
         plan = _made(cls, own)
         least, most = int(plan.flops > 0), max(plan.m, plan.n, 1)  # chunks
+        legal_types = {"out_dtype": ("int32",) if plan.contract.arithmetic == "exact" else tuple(NUMPY)}
+        legal_types |= dict.fromkeys(("dtype_a", "dtype_b"), plan.contract.operands)
         for name, value, legal in (
             *((x, own[x], ("N", "T", "C")) for x in ("trans_a", "trans_b")),
-            *((x, numeric[x], tuple(NUMPY)) for x in ("dtype_a", "dtype_b", "out_dtype")),
+            *((x, numeric[x], legal_types[x]) for x in ("dtype_a", "dtype_b", "out_dtype")),
             *((x, getattr(plan.schedule, x), range(least, most + 1)) for x in ("grid_m", "grid_n")),
         ):
             if value not in legal:
@@ -179,7 +182,7 @@ class Plan(AnyPlan):
         a, b = array("a", a), b if packed else array("b", b)
         for name, x in (("a", a), ("b", b)):
             if not isinstance(x, PackedWeight):
-                check_operand(name, x)
+                check_operand(name, x, INT8)
         shapes = tuple(a.shape), (b.k, b.n) if packed else tuple(b.shape)
         expected = (self.m, self.k), (self.k, self.n)
         if shapes != expected or packed != self.packed:
@@ -191,7 +194,8 @@ class Plan(AnyPlan):
             raise DTypeError(
                 "operands of a replay", limit=self.numeric.dtype_a, value=types, nearest="the plan's types"
             )
-        out = np.empty((self.m, self.n), NUMPY[self.numeric.out_dtype])
+        check_integers(self.k, None, Settings(self.contract))
+        out = np.empty((self.m, self.n), NAMED[self.numeric.out_dtype])
         gemm(a, b, out, Settings(self.contract), chosen=self.schedule)
         return out
 
@@ -206,6 +210,9 @@ class Plan(AnyPlan):
                 ("operands", f"A: {s.a_mode}; B: {s.b_mode}" + ("; computed as B^T A^T" if self.swapped else "")),
                 ("threads", f"{s.threads}, split {self.split_axis}, {s.grid_m * s.grid_n} chunks"),
             ]
+        if self.contract.arithmetic == "exact":
+            pieces = f"{-(-self.k // PIECE)} of at most {PIECE}"
+            lines.append(("pieces", f"of K: {pieces}, in float32, which holds their sums; int32 adds these up"))
         lines += [
             ("work", f"{self.flops / 1e9:.3g} GFLOP, {self.bytes / 1e6:.3g} MB, {self.intensity:.3g} flop/byte"),
             ("bound", self.bound),
@@ -238,22 +245,35 @@ def plan(
     contract: ContractLike | None,
     threads: int | None,
 ) -> Plan:
-    """The plan of checked arguments of `isogemm.plan`: m, n, k; dtypes of A, B and C; letters of op."""
+    """The plan of checked arguments of `isogemm.plan`: m, n, k; dtypes of A, B and C; letters of op.
+
+    Raises
+    ------
+    ContractError, LimitError, OptionError
+        A contract of other operands; int8 with sums that int32 might not hold, or packed.
+    """
     (m, n, k), (dtype, b_type, out_type), (a_op, b_op) = extents, types, (trans[0], trans[1])
     numeric = numeric_plan(k, dtype_a=dtype, dtype_b=b_type, out_dtype=out_type, contract=contract)
+    if numeric.contract.arithmetic == "exact":
+        check_integers(k, None, Settings(numeric.contract))
+        if packed:
+            raise OptionError("packed", limit="False with int8, which is not packed", value=packed, nearest=False)
+        dtype = b_type = out_type = "float32"  # what its pieces are computed as
+        k = min(k, PIECE)
     cpu = target()
     plain = out_type == "float32"
-    swapped = not packed and swap_operands(m, n, n * ITEMSIZE[out_type], ITEMSIZE[out_type], ITEMSIZE[out_type])
+    item = NAMED[out_type].itemsize
+    swapped = not packed and swap_operands(m, n, n * item, item, item)
     if swapped:
         problem = Problem(
-            n, m, k, b_type == "float32", a_op == "N", a_op == "T", ITEMSIZE[dtype], False, plain and n == 1
+            n, m, k, b_type == "float32", a_op == "N", a_op == "T", NAMED[dtype].itemsize, False, plain and n == 1
         )
     else:
         problem = Problem(
-            m, n, k, dtype == "float32", b_op == "T", b_op == "N", ITEMSIZE[b_type], packed, plain
+            m, n, k, dtype == "float32", b_op == "T", b_op == "N", NAMED[b_type].itemsize, packed, plain
         )  # fmt: skip
     chosen = schedule(problem, get_num_threads() if threads is None else threads, cpu)
-    return Plan(m, n, k, a_op, b_op, numeric, chosen, swapped, packed, f"{cpu.isa}, {cpu.name}")
+    return Plan(m, n, extents[2], a_op, b_op, numeric, chosen, swapped, packed, f"{cpu.isa}, {cpu.name}")
 
 
 def _section(data: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -151,12 +151,15 @@ def trace_command(
     kernel: Annotated[str, typer.Argument(help="A kernel of the WebGPU backend, for example gemv_simd.")],
     shape: Annotated[str, typer.Option(help="M,N,K of y[M, N] = x[M, K] @ w[N, K].T.")],
     thread: Annotated[str, typer.Option(help="ROW,GROUP,LANE: row of workgroups, group of 32 threads, lane.")],
-    dtype: Annotated[str, typer.Option(help="Of w: float16, bfloat16 or float32.")] = "float16",
+    dtype: Annotated[
+        str, typer.Option(help="Of w: float16, bfloat16 or float32; of kernels for blocks Q4_0, Q8_0, Q4_K or Q6_K.")
+    ] = "",
 ) -> None:
     """Show what one thread of a kernel does: which outputs, which k, which bytes, what it writes. Needs no GPU."""
     from ..backends import backend
+    from ..base.dtypes import SHORT_NAMES
 
-    dtype = element("--dtype", dtype, nearest="float16")
+    dtype = SHORT_NAMES.get(dtype, dtype)
     three = partial(numbers, count=3, nearest="1,4096,4096")
     found = backend("webgpu").trace(kernel, tuple(three("--shape", shape)), tuple(three("--thread", thread)), dtype)
     typer.echo(str(found))

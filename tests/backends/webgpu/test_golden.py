@@ -11,8 +11,8 @@ from tests.products import F32, assert_same
 from tests.quant.draws import KINDS
 
 import isogemm
+from isogemm.backends.webgpu.kernels import FORMATS
 from isogemm.backends.webgpu.public import array
-from isogemm.backends.webgpu.quant import FORMATS
 from isogemm.base.dtypes import NUMPY
 from isogemm.contract import reference
 from isogemm.formats.blocks import format_of

@@ -16,9 +16,11 @@ import isogemm
 from isogemm.backends.webgpu import measure, source
 from isogemm.backends.webgpu.admission import AdapterAdmissions
 from isogemm.backends.webgpu.choose import TREE, Crossovers, TreeCase, choices
+from isogemm.backends.webgpu.integers import run_quantize
 from isogemm.backends.webgpu.kernels import KERNELS, VECTORS, code_of, kernel_of
 from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
+from isogemm.backends.webgpu.quant import upload
 from isogemm.backends.webgpu.trace import trace
 from isogemm.cli.commands import app
 from isogemm.errors import ContractError, OptionError, ShapeError
@@ -149,35 +151,50 @@ def test_the_chapters_thread():
     assert printed.stdout == f"{found}\n"
 
 
+def test_the_bytes_of_blocks_are_those_that_the_device_has(device):
+    k = 4096
+    for dtype, step in (("Q4_0", 2048), ("Q8_0", 4096), ("Q4_K", 2304), ("Q6_K", 2048)):
+        w = isogemm.quantize(values((3, k)), dtype)
+        row = upload(w, device.place).native.strides[0]
+        found = trace("gemv_q4_0", (1, 3, k), (0, 0, 9), dtype)
+        assert (found.row_bytes, found.steps) == (row, 32)
+        assert f"of w, then every {step}\n" in str(found)
+    assert "16 at 144 of w" in str(trace("gemv_q4_0", (1, 3, k), (0, 0, 9)))
+    assert "... 29 more" in str(found)
+
+
 def threads(name, m, n):
     """Every thread that a product launches."""
-    kernel = KERNELS[name]
+    kernel = kernel_of(name)
     for row in range(-(-m // kernel.rows)):
-        for index in range(-(-n // kernel.columns) * kernel.workgroup):
+        for index in range(-(-n // kernel.columns_of("float16")) * kernel.workgroup):
             yield row, index // 32, index % 32
 
 
-@pytest.mark.parametrize("name", KERNELS)
-def test_every_output_is_written_once_and_every_k_added_once(name):
-    m, n, k = 9, 5, 70
+@pytest.mark.parametrize(
+    ("name", "k", "dtype"),
+    [(name, 70, "") for name in KERNELS]
+    + [(name, 72, "") for name, kernel in VECTORS.items() if kernel.words]
+    + [(name, k, dtype) for name in ("gemv_q4_0", "gemm_q4_0") for k, dtype in ((96, "Q4_0"), (1536, "Q4_K"))],
+)
+def test_every_output_is_written_once_and_every_k_added_once(name, k, dtype):
+    m, n = 9, 5
     written, added = Counter(), Counter()
     for thread in threads(name, m, n):
-        found = trace(name, (m, n, k), thread)
+        found = trace(name, (m, n, k), thread, dtype)
         written.update(found.writes)
         added.update((output, step) for output in found.outputs for walk in found.walks for step in walk)
     assert written == Counter({(i, j): 1 for i in range(m) for j in range(n)})
     assert added == Counter({((i, j), step): 1 for i in range(m) for j in range(n) for step in range(k)})
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, *VECTORS])
 def test_the_thread_that_writes_is_the_one_that_is_traced(device, monkeypatch, name):
     """The kernel itself, made to store its thread's number instead of the sum."""
-    m, n = 9, 70
+    m, n, k, kernel = 9, 70, 32, kernel_of(name)
     read = source.part
     number = (
-        "group.x * {0}u + local"
-        if "group" in re.search(r"fn main\((.*?)\{", read(KERNELS[name].file), re.S)[1]
-        else "id.x"
+        "group.x * {0}u + local" if "group" in re.search(r"fn main\((.*?)\{", read(kernel.file), re.S)[1] else "id.x"
     )
 
     def telling(part: str) -> str:
@@ -185,24 +202,32 @@ def test_the_thread_that_writes_is_the_one_that_is_traced(device, monkeypatch, n
             "out_words[out_index(i, j)] = select", "out_words[out_index(i, j)] = me; let no = select"
         )
         text = text.replace("fn rounded", "var<private> me: u32;\nfn rounded")
-        return re.sub(
-            r"(fn main\(.*?\{)", rf"\1 me = {number.format(KERNELS[name].workgroup)};", text, count=1, flags=re.S
-        )
+        return re.sub(r"(fn main\(.*?\{)", rf"\1 me = {number.format(kernel.workgroup)};", text, count=1, flags=re.S)
 
+    a, out = array(values((m, k), F16)), array(np.zeros((m, n), np.float32))
+    x, b, scales = a.__isogemm_view__("a"), array(values((n, k), F16)).T.__isogemm_view__("b"), None
+    if kernel.order == "integers":
+        x, scales = run_quantize(device.adapter, device.admissions.quantizer("float16", 32), x, 32)
+        b = upload(isogemm.quantize(values((n, k)), "Q4_0"), device.place).native.T
     monkeypatch.setattr(source, "part", telling)
-    code = code_of(name, ("float16", "float16"), across=False, subgroup=0, fused=True)
-    a, b, out = array(values((m, 3), F16)), array(values((n, 3), F16)), array(np.zeros((m, n), np.float32))
-    run(device.adapter, name, code, KernelCall(*(x.__isogemm_view__("x") for x in (a, b.T, out))))
+    code = code_of(name, ("float16", "Q4_0" if scales is not None else "float16"), across=False, subgroup=0, fused=True)
+    run(device.adapter, name, code, KernelCall(x, b, out.__isogemm_view__("out"), scales=scales))
     want = np.empty((m, n), np.uint32)
     for thread in threads(name, m, n):
-        for place in trace(name, (m, n, 3), thread).writes:
+        for place in trace(name, (m, n, k), thread).writes:
             want[place] = thread[1] * 32 + thread[2]
     np.testing.assert_array_equal(out.numpy().view(np.uint32), want)
 
 
 def test_what_cannot_be_traced():
-    with pytest.raises(OptionError, match="gemv_simd"):
-        trace("gemv_q4_0", (1, 1, 1), (0, 0, 0))
+    with pytest.raises(OptionError, match=r"gemv_simd, .*gemv_vector, .*gemv_q4_0.*got: 'gemv_q5_0'"):
+        trace("gemv_q5_0", (1, 1, 1), (0, 0, 0))
+    with pytest.raises(OptionError, match=r"one of Q4_0, .*float16"):
+        trace("gemv_q4_0", (1, 1, 32), (0, 0, 0), "float16")
+    with pytest.raises(ShapeError, match=r"block, 32; got: 33"):
+        trace("gemv_q4_0", (1, 1, 33), (0, 0, 0))
+    with pytest.raises(ShapeError, match=r"multiples of 4, its vectors of float32; got: 6; nearest legal choice: 8"):
+        trace("gemv_vector", (1, 1, 6), (0, 0, 0), "float32")
     with pytest.raises(OptionError, match=r"float32.*int8.*float16"):
         trace("gemv_simd", (1, 1, 1), (0, 0, 0), "int8")
     with pytest.raises(OptionError, match="0,3,31"):

@@ -89,7 +89,7 @@ def open_device(place: DeviceId, tensors: bool = False) -> WebGpuDevice:
     return _device(place)
 
 
-def trace(kernel: str, shape: tuple[int, int, int], thread: tuple[int, int, int], dtype: str = "float16") -> Any:
+def trace(kernel: str, shape: tuple[int, int, int], thread: tuple[int, int, int], dtype: str = "") -> Any:
     """What one thread of a kernel does, for ``isogemm trace``; needs no adapter."""
     from .trace import trace as traced
 

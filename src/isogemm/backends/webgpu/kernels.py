@@ -11,6 +11,7 @@ from ...formats.blocks import format_of
 from .source import assembled, blocks, element, operand_b, vectors
 
 LANES = 32
+FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")  # of quantized weights
 GUARD = 32  # bytes of two words by which threads tell each other what may be dropped, each filled up to 16
 MEMORY = 16384  # bytes of workgroup memory that every adapter has; beyond what it has, a driver was seen to hang
 
@@ -167,7 +168,7 @@ def _vector_code(
                 "CHUNK of gemv_vector", limit=f"whole steps of {LANES}, {at['UNROLL']} at a time", value=at["CHUNK"],
                 nearest="gemv_vectors",
             )  # fmt: skip
-        at |= _meetings(at["ROWS"] * at["OUTPUTS"], each)
+        at |= meetings(at["ROWS"] * at["OUTPUTS"], each)
         parts.append("meet_subgroup" if shuffled else "meet_workgroup")
     else:
         _check_memory(kernel, 4 * at["BUFFERS"] * at["DEPTH"] * (at["TILE_M"] + at["TILE_N"]) + 2 * GUARD)
@@ -183,7 +184,7 @@ def _vector_code(
     return assembled(kernel.file, tuple(parts), constants | at, fused=fused, trusted=True)
 
 
-def _meetings(outputs: int, each: int) -> dict[str, int]:
+def meetings(outputs: int, each: int) -> dict[str, int]:
     """With which masks the threads of a group meet one another, and how many numbers each keeps, halved or all."""
     found: dict[str, int] = {}
     threads, level = LANES // each, 0

@@ -17,6 +17,11 @@ from ...formats.blocks import BlockFormat
 WHOLE = 16  # bytes
 
 
+def begun(form: BlockFormat) -> int:
+    """Bytes of a block at the beginning of a row as `laid` has it: a whole block, or its codes."""
+    return form.nbytes if form.nbytes % WHOLE == 0 else max(field.nbytes for field in form.fields)
+
+
 def laid(rows: NDArray[np.uint8], form: BlockFormat) -> NDArray[Any]:
     """Rows [n, row bytes] of a format as pairs of bytes [n, a row's pairs]: a copy."""
     n, nbytes = rows.shape

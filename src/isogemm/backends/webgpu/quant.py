@@ -19,11 +19,11 @@ from .adapter import Limits
 from .array import WebGpuArray, empty, from_numpy
 from .choose import check_contract
 from .integers import run_quantize
+from .kernels import FORMATS
 from .launch import KernelCall, bytes_of, shrinks
 from .planes import laid
 
 Array = NDArray[Any]
-FORMATS = ("Q4_0", "Q8_0", "Q4_K", "Q6_K")
 
 
 class BlockCopy:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import numpy as np
 import pytest
 
 from isogemm.base import seen
 from isogemm.base.seen import Seen
+from isogemm.contract.compare import bits
+from isogemm.contract.reference import evaluate
+from isogemm.contract.spec import Contract
 
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("isogemm.backends.cuda.rows.run")
@@ -134,3 +138,27 @@ def test_the_kernel_knows_how_many_rows_a_table_has(monkeypatch):
     out = torch.zeros(7, 16)[:5, ::2]
     sums.table(torch.arange(3), torch.arange(3), torch.ones(3, 8), out, start=False)
     assert cases[0].columns == (1, 16, 2, 5)
+
+
+@pytest.mark.parametrize("start", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 24, 100])
+def test_sums_over_rows_are_walks_of_leaves(monkeypatch, count, start):
+    """The walks are torch's here: each row of their result is the sum of a leaf of rows, one after the other."""
+
+    def walked(term: int, x: Any, dy: Any, stats: Any, out: Any, leaf: int, *, start: bool) -> None:
+        sums = out.view(-1, out.shape[-1])
+        assert len(sums) >= -(-len(dy) // max(leaf, 1))
+        for number, total in enumerate(sums):
+            total.copy_(total if start else torch.zeros_like(total))
+            for row in dy[number * leaf : (number + 1) * leaf]:
+                total += row
+
+    monkeypatch.setattr(sums, "_walked", walked)
+    random = torch.Generator().manual_seed(count)
+    dy, held = torch.randn(count, 5, generator=random), torch.randn(5, generator=random)
+    ones = np.ones((1, count), np.float32)
+    for order in ("chain", "leaf1", "leaf8", "leaf24", "tree4", "tree16")[: 4 if start else 6]:
+        contract, out = Contract.parse(f"fma/{order}"), held.clone()
+        sums.columns(0, None, dy, None, out, order=contract.order, start=start)
+        want = evaluate(ones, dy.numpy(), contract, held.numpy()[None] if start else None)[0]
+        assert np.array_equal(bits(out.numpy()), bits(want)), order

@@ -37,16 +37,16 @@ def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, order: Order = 
     """
     import torch
 
-    count = prod(dy.shape[:-1])
-    leaves = order.leaves(count, 1)
-    if order.kind == "chain" or (len(leaves) < 2 and not start):
+    count, tree = prod(dy.shape[:-1]), order.kind == "tree"
+    if order.kind == "chain" or (not tree and count <= order.size and not start):
         return _walked(term, x, dy, stats, out, count, start=start)
-    made = torch.empty if order.kind == "leaf" else torch.zeros  # a tree's last leaves may be empty
-    sums = made(len(leaves), out.shape[0], dtype=torch.float32, device=out.device)
+    # As `Order.leaves` has them. A tree's last ones may be empty, and are zero.
+    leaf, leaves = (-(-count // order.size), order.size) if tree else (order.size, -(-count // order.size))
+    sums = (torch.zeros if tree else torch.empty)(leaves, out.shape[0], dtype=torch.float32, device=out.device)
     if count:
-        _walked(term, x, dy, stats, sums, leaves[0][1], start=False)
-    if order.kind == "leaf":
-        return _walked(0, None, sums, None, out, len(sums), start=start)
+        _walked(term, x, dy, stats, sums, leaf, start=False)
+    if not tree:
+        return _walked(0, None, sums, None, out, leaves, start=start)
     while len(sums) > 1:
         sums = sums[::2] + sums[1::2]
     out.copy_(sums[0])

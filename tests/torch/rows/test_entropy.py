@@ -234,6 +234,7 @@ def test_the_operators_keep_the_rules():
     back = torch.ops.isogemm.cross_entropy_backward.default
     torch.library.opcheck(back, (torch.ones(4), x, target, sums, -100))
     torch.library.opcheck(back, (torch.ones(4), x.mT.contiguous().mT, target, sums, -100))
+    torch.library.opcheck(back, (torch.ones(4), x.bfloat16(), target, sums, -100))
 
 
 def test_micro_batches_have_the_loss_and_the_gradient_of_one_batch():

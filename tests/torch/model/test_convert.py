@@ -148,6 +148,7 @@ def test_a_converted_norm_sums_its_rows_in_the_order(make):
     for order in ("leaf8", "chain"):
         model = torch.nn.Sequential(make(40))
         iso.convert(model, grad_order=order)
+        assert repr(model[0]).endswith(f", grad_order={order})")
         model(x).square().sum().backward()
         own = [p.detach().clone().requires_grad_() for p in model.parameters()]
         rows = getattr(iso.reductions, "rms_norm" if make is torch.nn.RMSNorm else "layer_norm")

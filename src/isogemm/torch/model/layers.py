@@ -197,6 +197,11 @@ class AnyNorm(Converted):
     part = "norm"
     grad_order = "leaf4096"
 
+    def extra_repr(self) -> str:
+        """torch's, or that of the module's own class, and the order."""
+        own: str = super().extra_repr()  # type: ignore[misc]
+        return ", ".join(filter(None, (own, f"grad_order={self.grad_order}")))
+
 
 class RMSNorm(AnyNorm, torch.nn.RMSNorm):  # type: ignore[misc]
     """`torch.nn.RMSNorm` over the last dimension, computed by `reductions.rms_norm`.

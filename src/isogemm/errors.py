@@ -44,6 +44,7 @@ class IsogemmError(Exception):
 
     def __init__(self, what: str, *, limit: object, value: object, nearest: object, said: str = "") -> None:
         self.what, self.limit, self.value, self.nearest = what, limit, value, nearest
+        # Not by super(): compilers that meet the error in traced code would speak of that call in its place.
         self.args = (f"{said or what}: limit: {limit}; got: {value}; nearest legal choice: {nearest}",)
         if what.startswith(self._elsewhere):
             self.add_note(DOCTOR)

@@ -46,7 +46,8 @@ def _has_hooks(x: Tensor) -> bool:
     return bool(x._backward_hooks or x._post_accumulate_grad_hooks)
 
 
-_has_hooks._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler's own way to say so loads it whole
+# As torch.compiler.assume_constant_result has it, which would load the compiler with this package.
+_has_hooks._dynamo_marked_constant = True  # type: ignore[attr-defined]
 run_as_it_is(_has_hooks.__code__)
 
 

@@ -81,7 +81,7 @@ def rms_norm(
     OptionError
         `eps` is negative or NaN.
     ContractError
-        A gradient is recorded, and there is no such order.
+        There is no such `grad_order`.
     """
     return along("rms_norm", (x, weight), (eps, out_dtype), grad_order)
 

@@ -12,7 +12,7 @@ from isogemm.contract import rows as define
 from isogemm.contract.compare import bits
 from isogemm.contract.reference import evaluate
 from isogemm.contract.spec import Contract
-from isogemm.errors import ContractError, OptionError, ShapeError
+from isogemm.errors import ContractError, IsogemmError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")
@@ -235,9 +235,16 @@ def test_orders_that_cannot_be_are_refused():
         norm_weights("leaf4", [6, 18], torch.float32, start=start)
     with pytest.raises(OptionError, match="chain or leafL"):
         norm_weights("tree4", ROWS, torch.float32, start=start)
+    x = torch.ones(3, 4)
     for order in ("lanes32", "leaf0", "leaves"):
         with pytest.raises(ContractError):
             norm_weights(order, ROWS, torch.float32)
+        with pytest.raises(ContractError):  # where nothing is recorded, too
+            reductions.rms_norm(x, grad_order=order)
+        with pytest.raises(ContractError):
+            reductions.add_rms_norm(x, x, grad_order=order)
+    with pytest.raises(IsogemmError, match="grad_order"):
+        reductions.layer_norm(x, grad_order=["leaf4"])
 
 
 def test_norms_of_pairs_have_the_order_of_the_call():

@@ -151,9 +151,8 @@ def convert(
     _carry_out(plan, chosen, order)
     quantized = {}
     if plan.quantization:
-        plan.found = [
-            (name, None, known) for name, _, known in plan.found
-        ]  # nothing else may hold weights, which go one by one
+        # Weights go one by one: nothing else may hold them.
+        plan.found = [(name, None, known) for name, _, known in plan.found]
         quantized = plan.quantization.run(module, progress)
     before = transformers_parts.switch(module) if plan.attention else []
     for child in plan.losses.values():

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ...api.products import matmul
+from ...base import arguments
 from ...base.dtypes import FLOAT32
 from ...contract.spec import Contract, as_contract
 from ...errors import ContractError, ShapeError
@@ -68,6 +69,12 @@ def summing(order: str) -> Contract:
     if found.order.kind == "lanes":
         raise ContractError("grad_order", limit="chain, leafL or treeN", value=order, nearest="leaf4096")
     return found
+
+
+def check_order(order: Any) -> None:
+    """Raise DTypeError or ContractError unless `summing` knows the order."""
+    arguments.of_type("grad_order", order, str, "chain, leafL or treeN", "leaf4096")
+    summing(order)
 
 
 def softmax_back(p: Tensor, dy: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..operator import Reverse, define_forward, forward_alone, is_compiling, records, row_way
 from .differentiable import WithGradient
 from .direct import direct, fused
-from .gradients import Grads
+from .gradients import Grads, check_order
 from .signature import dtype_of, signature
 from .table import ROWS, fake, schema
 
@@ -31,6 +31,8 @@ def along(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], order: 
 
     While torch.compile or a trace looks on, it is an operator that they do not look into, and so is its gradient.
     """
+    if order != "chain" and not is_compiling():  # compiled code is told where its gradients are made
+        check_order(order)
     way = row_way(kind, tensors)
     if way == "direct":
         return direct(kind, tensors, options)
@@ -50,6 +52,8 @@ def _as_operators_take(options: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def together(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], order: str = "chain") -> Pair:
     """Both results of an operation of `FUSED`; on a device from one launch, where no gradient is recorded."""
+    if order != "chain" and not is_compiling():
+        check_order(order)
     if _fits(kind, tensors) and not records(*tensors):
         found: Pair | None = fused(kind, tensors, options)
         if found is not None:

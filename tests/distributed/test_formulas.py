@@ -47,9 +47,11 @@ def test_rows_are_those_of_the_norm(name, dtype):
     assert same(inferred, want)
 
 
+@pytest.mark.parametrize("order", ["leaf4096", "leaf4", "chain"])
 @pytest.mark.parametrize("name", NORMS)
-def test_the_weight_s_gradient_is_a_tree_over_heads(name):
+def test_the_weight_s_gradient_is_a_tree_over_heads(name, order):
     whole, shared = norms(name)
+    whole.grad_order = shared.grad_order = order
     x, dy = torch.randn(3, 5, HEADS, WIDTH), torch.randn(3, 5, HEADS, WIDTH)
     shared(x).backward(dy)
     leaves = []

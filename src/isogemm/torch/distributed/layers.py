@@ -355,7 +355,7 @@ class HeadNorm(Parallel, RowNorm):
     """An RMSNorm with one weight for all heads, of which each rank has some: [..., heads, width].
 
     The weight's gradient sums over rows and heads. Its leaves are groups of heads, as many as the tree has; within one
-    it is the chain of every norm, and the groups meet in the tree. `use_main_grad` has a buffer for each group then.
+    it has the order of every norm, and the groups meet in the tree. `use_main_grad` has a buffer for each group then.
     """
 
     leaf_grads: Tensor | None = None

@@ -201,6 +201,14 @@ def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) ->
     assert facts.facts() == USUAL
 
 
+@pytest.mark.parametrize(
+    ("won", "first"),
+    [("0011111", 4), ("0000000", 128), ("1111111", 1), ("0011011", 4), ("0011110", 4), ("0100111", 16)],
+)
+def test_a_size_that_another_program_spoiled_does_not_decide(won: str, first: int) -> None:
+    assert measure._first_won([2**i for i in range(7)], [word == "1" for word in won]) == first
+
+
 def test_a_condition_that_changes_nothing_is_not_said():
     assert "M <= 192: skinny" in str(isogemm.plan(4, 64, 32))
     facts.set_facts(replace(facts.facts(), skinny_rows=512))

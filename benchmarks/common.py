@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections import Counter
@@ -21,6 +22,9 @@ from isogemm.lab import Timing, read_json, relative_speed, verdict
 
 RESULTS = Path(__file__).parent / "results"
 STYLES = {"MET": "green", "NOT MET": "red", "AMBIGUOUS": "yellow", "NOT MEASURED": "dim"}
+
+# What chooses the code of OpenBLAS, MKL and torch, or the size of their blocks.
+HELD_BY = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY")
 
 Row = Mapping[str, Any]
 T = TypeVar("T", bound="Worded")
@@ -189,6 +193,21 @@ def results_path(kind: str, machine: str) -> Path:
 def cpu_name(stamp: Mapping[str, Any]) -> str:
     """The processor of an environment's stamp."""
     return f"{stamp['cpu']['model']} {stamp['cpu']['core']}"
+
+
+def check_peers() -> None:
+    """Raise where the environment gives NumPy or torch other code than this processor's, and isogemm not.
+
+    Containers and images set some of these for everybody: with ``OPENBLAS_CORETYPE=Haswell`` NumPy's large products
+    take twice as long on a processor with AVX-512.
+    """
+    held = [name for name in HELD_BY if name in os.environ]
+    if held and "NUMBA_CPU_NAME" not in os.environ:
+        found, without = (" ".join(form.format(name) for name in held) for form in ("{}", "-u {}"))
+        raise typer.BadParameter(
+            f"{found} in the environment: peers would have other code than isogemm. Run env {without} python ..., or "
+            "set NUMBA_CPU_NAME and NUMBA_CPU_FEATURES as well"
+        )
 
 
 def measured(path: Path) -> dict[str, Any]:

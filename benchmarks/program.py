@@ -35,7 +35,18 @@ from isogemm.lab import (
 from isogemm.program import AdamW, DecoderConfig, Program, lower
 from isogemm.program.executor import CANARIES
 
-from .common import Bar, cpu_name, line_console, ratio_text, repeated, results_path, sources_text, told, wrapped
+from .common import (
+    Bar,
+    check_peers,
+    cpu_name,
+    line_console,
+    ratio_text,
+    repeated,
+    results_path,
+    sources_text,
+    told,
+    wrapped,
+)
 
 MODEL = DecoderConfig(
     vocab_size=8192, hidden_size=512, intermediate_size=1536, num_hidden_layers=4, num_attention_heads=8,
@@ -248,6 +259,7 @@ def main(
     """
     if cpu_time and threads != 1:
         raise typer.BadParameter("waiting threads spin, so CPU time says nothing of several", param_hint="--cpu-time")
+    check_peers()
     parts = {name: getattr(MODEL, name) // divide for name in ("vocab_size", "hidden_size", "intermediate_size")}
     words = told(threads=threads, batch=batch, tokens=tokens, divide=divide if divide > 1 else 0, blocks=blocks)
     command = repeated("program", [*words, *["--cpu-time"] * cpu_time], seed=seed)

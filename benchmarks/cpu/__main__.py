@@ -13,6 +13,7 @@ from isogemm.backends.cpu.device import HostDevice
 from isogemm.lab import environment, write_json
 
 from ..common import (
+    check_peers,
     counts_of,
     cpu_name,
     groups_text,
@@ -51,6 +52,7 @@ def main(
     names = tuple(name for name in named_of(peers, PEERS, "--peers") if name != "torch" or have_torch())
     counts = counts_of(threads, "--threads")
     named_of(clock, CLOCKS, "--clock")
+    check_peers()
     if clock == "cpu" and counts != (1,):
         raise typer.BadParameter("cpu is for --threads 1: threads' times would be added", param_hint="--clock")
     settings = Settings.quickly(names, counts, seed) if quick else Settings(names, counts, seed=seed)

@@ -142,6 +142,16 @@ def test_a_run_prints_bars_and_writes_rows_that_can_be_repeated(quick, tmp_path)
     assert content["environment"]["cpu"]["model"]
 
 
+def test_a_peer_that_the_environment_holds_back_is_not_timed(quick, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    result = quick("--json", str(tmp_path / "r.json"))
+    assert result.exit_code == 2
+    assert "env -u OPENBLAS_CORETYPE python" in " ".join(result.output.split())
+    assert not (tmp_path / "r.json").exists()
+    monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
+    assert quick("--json", str(tmp_path / "r.json")).exit_code == 0
+
+
 def test_wrong_bits_fail_the_run(quick, tmp_path, monkeypatch):
     wrong = {"contract": "fma/chain", "checked": 20, "differing": 3, "first": "here"}
     monkeypatch.setattr(measure, "compare", lambda *_: wrong)

@@ -19,7 +19,7 @@ PACKAGES = ("isogemm", "numpy", "ml_dtypes", "numba", "llvmlite", "threadpoolctl
 VARIABLES = (
     *("ISOGEMM_NUM_THREADS", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_NUM_THREADS", "NUMBA_THREADING_LAYER"),
     *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE", "MKL_NUM_THREADS"),
-    *("MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY"),
+    *("OPENBLAS_L2_SIZE", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY"),
 )
 """Settings that reach a library's choice of code, or its speed."""
 

@@ -109,7 +109,7 @@ CASES = [
 def test_sums_have_the_bits_of_the_tree(how: str, world: int, rows: int, n: int) -> None:
     """Call after call in the same memory; results are poisoned before each."""
     torch = pytest.importorskip("torch")
-    from isogemm.torch.distributed.tree import fixed_sum, rounded
+    from isogemm.torch.distributed.tree import finished, fixed_sum
 
     group, share = Group(world), rows // world if "scatter" in how else rows
     types = itertools.product((torch.float32, torch.bfloat16, torch.float16), (None, torch.float32, torch.bfloat16))
@@ -120,7 +120,7 @@ def test_sums_have_the_bits_of_the_tree(how: str, world: int, rows: int, n: int)
         torch.cuda.synchronize()
         group.sum(how, parts, outs, bias)
         torch.cuda.synchronize()
-        want = rounded(fixed_sum(parts), bias, dtype)
+        want = finished(fixed_sum(parts), bias, dtype)
         for rank, out in enumerate(outs):
             own = want[rank * share : (rank + 1) * share] if "scatter" in how else want
             assert wrong(out, own) == 0
@@ -131,7 +131,7 @@ def test_sums_have_the_bits_of_the_tree(how: str, world: int, rows: int, n: int)
 def test_graphs_are_replayed(how: str) -> None:
     """A graph with one sum: replays follow one another in the same memory, and count as calls of their own."""
     torch = pytest.importorskip("torch")
-    from isogemm.torch.distributed.tree import fixed_sum, rounded
+    from isogemm.torch.distributed.tree import finished, fixed_sum
 
     rows, n, world = 64, 1024, 2
     share = rows // world if how == "scatter" else rows
@@ -156,7 +156,7 @@ def test_graphs_are_replayed(how: str) -> None:
         torch.cuda.synchronize()
         group.each(lambda rank, box: graphs[rank].replay())
         torch.cuda.synchronize()
-        want = rounded(fixed_sum(parts), None, torch.bfloat16)
+        want = finished(fixed_sum(parts), None, torch.bfloat16)
         for rank, out in enumerate(outs):
             assert wrong(out, want[rank * share : (rank + 1) * share] if how == "scatter" else want) == 0
 

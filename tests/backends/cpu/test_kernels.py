@@ -146,25 +146,28 @@ def test_few_rows_end_anywhere(mix: str, stored: str) -> None:
 def test_which_walk_takes_few_rows_in_place() -> None:
     from isogemm.backends.cpu.gemm import quads, turn
 
-    def fits(line: int, row: int = 1000, element: int = FLOAT32) -> bool:
-        return quads.fits(1, line, row, element)
+    def fits(line: int, row: int = 1000, element: int = FLOAT32, rows: int = 1) -> bool:
+        return quads.fits(rows, line, row, element)
 
     assert fits(1500)
-    one_set, turns = 2 * quads.SET_BYTES, quads.GOES_ON
-    assert fits(one_set) == (not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= quads.CACHE_WAYS)
+    one_set, turns, alone = 2 * quads.SET_BYTES, quads.GOES_ON, quads.WIDE and turn.WAY.alone
+    assert fits(one_set) == (alone or (not quads.WIDE and quads.FROM_MEMORY * quads.WIDTH <= quads.CACHE_WAYS))
+    assert fits(one_set, rows=3) == (not quads.WIDE and quads.BLOCKS[3] * quads.WIDTH <= quads.CACHE_WAYS)
+    assert fits(one_set - 4, rows=3) or not alone
     room = 2 * (turn.WAY.in_a_set if quads.WIDE else quads.CACHE_WAYS)
     at_once = 32 if quads.WIDE else quads.FROM_MEMORY * quads.WIDTH
-    assert fits(one_set + quads.SET_BYTES // 2) == (at_once <= room)
+    assert fits(one_set + quads.SET_BYTES // 2) == (alone or at_once <= room)
     assert fits(one_set, one_set, BFLOAT16) == (quads.BLOCKS[1] * quads.WIDTH <= quads.CACHE_WAYS)
     assert fits(one_set, one_set) == fits(one_set) or turns  # beside one another
     assert fits(8 * one_set, 8 * one_set) == fits(8 * one_set)  # eight such rows have no room
     wide = quads.NEXT_BYTES + 1500  # over as many sets of the cache
     assert fits(wide) == fits(-wide) == (target().width < 16 or quads.WIDE)
-    through, narrow = (quads.THROUGH, quads.THROUGH | quads.NARROW) if turns else (0, 0)
+    through, narrow = (quads.THROUGH, quads.THROUGH | quads.NARROW) if turns else (0, quads.NARROW if alone else 0)
     flags = {(800, 800): through, (800, 750): through, (860, 750): 0, (3000, 3000): 0, (4096, 4096): narrow}
     for (line, row), flag in flags.items():
         assert quads.from_memory(1, line, row, FLOAT32) == flag
-        assert quads.from_memory(1, line, row, BFLOAT16) == quads.from_memory(2, line, row, FLOAT32) == 0
+        assert quads.from_memory(1, line, row, BFLOAT16) == 0
+        assert quads.from_memory(2, line, row, FLOAT32) == (flag if alone else 0)
 
 
 @pytest.mark.parametrize("between", [0, 3, 16, -5])

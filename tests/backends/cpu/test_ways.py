@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not target().x86, reason="ways are those of x86 
 
 WAYS = {**turn.WAYS, "others": turn.OTHERS}
 ONE = ((1, 32, 64), (1, 71, 43), (1, 9, 6), (1, 40, 6), (1, 130, 257), (1, 100, 507), (1, 40, 1019))  # and 2 and 4 KiB
-SHAPES = (*ONE, (2, 113, 37), (3, 16, 129), (3, 40, 9), (3, 70, 50), (4, 97, 16))
+SHAPES = (*ONE, (2, 113, 37), (2, 50, 1019), (3, 16, 129), (3, 40, 9), (3, 70, 50), (3, 40, 507), (4, 97, 16))
 MARGIN = 5  # elements behind each row of the output and of the weights, which nobody may take for one of them
 
 

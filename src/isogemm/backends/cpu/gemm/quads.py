@@ -55,10 +55,11 @@ LINES = 3  # of each weight row that are there at once: the one that is read, an
 def fits(rows: int, line: int, row: int, element: int) -> bool:
     """Whether this is the faster walk for weight rows of `row` bytes, `line` bytes apart.
 
-    Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time.
+    Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time. Where
+    all lines fall into one set, three rows and more are walked so.
     """
     if lanes(element) > WIDTH:
-        return _stay(2 * wide.LANES, line, turn.WAY.in_a_set)
+        return _stays_wide(line) or (turn.WAY.alone and not (rows > 2 and line % SET_BYTES == 0))
     at_once = (FROM_MEMORY if _is_in_order(rows, element) else BLOCKS[rows]) * WIDTH
     several = _stay(at_once, line) and (target().width < 16 or at_once * abs(line) <= NEXT_BYTES)
     return several or from_memory(rows, line, row, element) != 0
@@ -70,6 +71,8 @@ def from_memory(rows: int, line: int, row: int, element: int) -> int:
     Where rows lie beside one another, the next strip can be asked for from one end to the other: so it is where they
     are short, or where more than eight of them push one another out of the first-level cache.
     """
+    if lanes(element) > WIDTH:
+        return NARROW if turn.WAY.alone and not _stays_wide(line) else 0
     if not (GOES_ON and _is_in_order(rows, element) and 0 <= line - row < CACHE_LINE):
         return 0
     if not _stay(FROM_MEMORY * WIDTH, line):
@@ -80,7 +83,7 @@ def from_memory(rows: int, line: int, row: int, element: int) -> int:
 def fits_in_cache(rows: int, line: int, element: int) -> bool:
     """Whether weights that lie in a cache are walked another way, faster, than those that may come from memory."""
     if lanes(element) > WIDTH:
-        return True
+        return _stays_wide(line)
     long = line >= LONG_BYTES or (GOES_ON and _is_in_order(rows, element))
     return long and _stay(BLOCKS[rows] * WIDTH, line)
 
@@ -104,6 +107,11 @@ def columns_at_once(rows: int, element: int) -> int:
 def lanes(element: int) -> int:
     """How many lanes the vectors have by which weights of a type are walked."""
     return wide.LANES if WIDE and element == FLOAT32 else WIDTH
+
+
+def _stays_wide(line: int) -> bool:
+    """`_stay` of two vectors of 16 lanes."""
+    return _stay(2 * wide.LANES, line, turn.WAY.in_a_set)
 
 
 def _stay(at_once: int, line: int, ways: int = CACHE_WAYS) -> bool:
@@ -241,7 +249,7 @@ class _Columns:
         self.lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
         self.ahead = distance(e, e.times(line, BLOCKS[rows] * WIDTH), AHEAD_BYTES, flags)
         self.in_cache = e.b.icmp_signed(">=", flags, e.i64(IN_CACHE))
-        self.near = wide.near(e, self.in_cache) if self.is_wide else None
+        self.near = wide.near(e, self.flags, (NARROW, IN_CACHE)) if self.is_wide else None
 
     def emit(self) -> None:
         if self.is_wide:
@@ -256,16 +264,29 @@ class _Columns:
         e = self.e
         with e.b.if_else(e.b.icmp_signed(">=", self.columns, e.i64(2 * e.width))) as (many, few):
             with many:
-                if self.rows == 1:
-                    turned = e.times(wide.threes(e, self.columns, self.line, self.in_cache), 3 * e.width)
-                    self._strips(3, end=e.minimum(turned, self.columns))
-                    self._strips(2, start=turned)
+                if turn.WAY.alone:
+                    narrow = e.b.icmp_signed(">=", self.flags, e.i64(NARROW))
+                    with e.b.if_else(narrow) as (alone, together):
+                        with alone:
+                            self._strips(1)
+                        with together:
+                            self._together()
                 else:
-                    turned = wide.pairs(e, self.columns)
-                    self._strips(2, end=turned)
-                    self._strips(1, start=turned)
+                    self._together()
             with few:
                 self._few()
+
+    def _together(self) -> None:
+        """Strips of several vectors of 16 lanes."""
+        e = self.e
+        if self.rows == 1:
+            turned = e.times(wide.threes(e, self.columns, self.line, self.in_cache), 3 * e.width)
+            self._strips(3, end=e.minimum(turned, self.columns))
+            self._strips(2, start=turned)
+        else:
+            turned = wide.pairs(e, self.columns)
+            self._strips(2, end=turned)
+            self._strips(1, start=turned)
 
     def _by_flags(self, cases: Sequence[tuple[int, int, bool]]) -> None:
         """Strips of so many blocks, by the first case whose flag is set, where there are columns for one."""

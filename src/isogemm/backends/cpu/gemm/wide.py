@@ -21,8 +21,8 @@ from .turn import MULTIPLES, WAY, address
 LANES, QUAD, DEPTH = 16, 4, 16
 HALF = DEPTH // 2  # k of a block that are transposed together
 # So many bytes ahead each row is asked for, and where it ends, the row that the next strip has in its place: in a cache
-# and from memory. (128 and 384 bytes are slower from memory.)
-NEAR_BYTES, FAR_BYTES = 192, 256
+# and from memory. (128 and 384 bytes are slower from memory.) And where rows are walked one vector at a time.
+NEAR_BYTES, FAR_BYTES, ALONE_BYTES = 192, 256, 640
 NEAR_BY_BYTES = 2**20  # of weights that come again, up to which they lie in the second-level cache
 TWO_SETS = 2048  # bytes: rows a multiple of that apart fall into two sets of the first-level cache, or into one
 # Registers: the compiler has the first ones for sums; then what is loaded and transposed. One row of x has the last
@@ -165,9 +165,11 @@ def pairs(e: Emitter, columns: Any) -> Any:
     return e.minimum(even, columns)
 
 
-def near(e: Emitter, in_cache: Any) -> Any:
-    """How many bytes ahead rows are asked for."""
-    return e.kept(e.b.select(in_cache, e.i64(NEAR_BYTES), e.i64(FAR_BYTES)))
+def near(e: Emitter, flags: Any, least: tuple[int, int]) -> Any:
+    """How many bytes ahead rows are asked for; `least` flags are those of one vector at a time, and of a cache."""
+    alone, in_cache = (e.b.icmp_signed(">=", flags, e.i64(flag)) for flag in least)
+    together = e.b.select(in_cache, e.i64(NEAR_BYTES), e.i64(FAR_BYTES))
+    return e.kept(e.b.select(alone, e.i64(ALONE_BYTES), together))
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ def _sums_after(e: Emitter, turn: _Turn, sums: list[Any], places: list[Any]) -> 
     vectors = [*turn.tile, *(X if turn.rows == 1 else ())]
     used = [*(f"~{{xmm{r}}}" for r in vectors), *(["~{k1}", "~{k2}"] if turn.masked else ["~{rax}"]), "~{memory}"]
     constraints = ",".join([*["=v"] * turn.sums, *inputs, *used])
-    kind = ir.FunctionType(ir.LiteralStructType([e.vec] * turn.sums), [v.type for v in arguments])
+    results = e.vec if turn.sums == 1 else ir.LiteralStructType([e.vec] * turn.sums)
+    kind = ir.FunctionType(results, [v.type for v in arguments])
     found = e.b.asm(kind, turn.text(), constraints, arguments, True)
-    return [e.b.extract_value(found, i) for i in range(turn.sums)]
+    return [found] if turn.sums == 1 else [e.b.extract_value(found, i) for i in range(turn.sums)]

@@ -36,6 +36,14 @@ CALLS = {
     "sum": (lambda x, w: x.sum(-1), lambda x, w: reductions.sum(x)),
     "sum over rows": (lambda x, w: x.sum((0, 1)), lambda x, w: chain(x.reshape(-1, N)).to(x.dtype)),
     "sum over the middle": (lambda x, w: x.sum(1), lambda x, w: chain(x.transpose(0, 1)).to(x.dtype)),
+    "sum over two of five": (
+        lambda x, w: x.view(-1, 4, 5, 3, N // 3).sum((1, 3)),
+        lambda x, w: chain(x.view(-1, 4, 5, 3, N // 3).permute(1, 3, 0, 2, 4).flatten(0, 1)).to(x.dtype),
+    ),
+    "mean of many": (
+        lambda x, w: x.unflatten(1, (-1, 4)).mean(2),
+        lambda x, w: (chain(x.unflatten(1, (-1, 4)).movedim(2, 0)) / torch.full((), 4.0, device="cuda")).to(x.dtype),
+    ),
     "layer_norm": (lambda x, w: F.layer_norm(x, (N,), w, w), lambda x, w: reductions.layer_norm(x, w, w)),
     "rms_norm": (lambda x, w: F.rms_norm(x, (N,), w, 1e-6), lambda x, w: reductions.rms_norm(x, w, 1e-6)),
     "attention": (

@@ -25,7 +25,6 @@ from .elementwise import written
 
 Tensor = Any  # torch is untyped to mypy
 _FLOAT32 = torch.float32
-_FEW = 8  # sums that are worth a launch each
 
 
 def _elements(kind: str) -> Callable[..., Tensor | None]:
@@ -88,7 +87,7 @@ def _total(kind: str) -> Callable[..., Tensor | None]:
         rows, shape = _rows(x, dim, keepdim)
         if rows is not None:
             return over_row(kind, rows, dtype).reshape(shape)
-        return _chain(kind, _terms(x, dim), dtype).reshape(shape)
+        return _chain(kind, *_terms(x, dim), dtype).reshape(shape)
 
     return call
 
@@ -121,25 +120,25 @@ def _rows(x: Tensor, dim: Any, keepdim: bool) -> tuple[Tensor | None, list[int]]
     return rows, shape
 
 
-def _terms(x: Tensor, dim: Any) -> Tensor:
-    """[groups, rows, n] for a sum over rows, n being the last dimension."""
+def _terms(x: Tensor, dim: Any) -> tuple[Tensor, int, int]:
+    """x as [kept..., reduced..., n] for sums over rows, n being the last dimension; how many, and the rows of each."""
     rank = x.dim()
     over = sorted({d % rank for d in dim})
     kept = [d for d in range(rank - 1) if d not in over]
     groups, rows = (math.prod(x.shape[d] for d in dims) for dims in (kept, over))
-    return x.permute(*kept, *over, rank - 1).reshape(groups, rows, x.shape[-1])
+    return x.permute(*kept, *over, rank - 1), groups, rows
 
 
-def _chain(kind: str, terms: Tensor, dtype: Any) -> Tensor:
-    """The sum or mean over the middle dimension of [groups, rows, n], as a chain over the rows."""
-    groups, rows, n = terms.shape
-    if terms.is_cuda and groups <= _FEW:
-        found = terms.new_empty(groups, n, dtype=_FLOAT32)
-        for i in range(groups):
-            column("row_sums", terms.device.type).columns(0, None, terms[i], None, found[i], start=False)
+def _chain(kind: str, terms: Tensor, groups: int, rows: int, dtype: Any) -> Tensor:
+    """[groups, n]: the sum or mean of every `rows` rows of terms, as a chain over them."""
+    n = terms.shape[-1]
+    if terms.is_cuda:
+        found = terms.new_zeros(groups, n, dtype=_FLOAT32)
+        if terms.numel():
+            column("row_sums", terms.device.type).groups(terms.resolve_neg(), rows, found)
     else:
-        wide = terms if terms.is_cpu else terms.float()
-        ones = wide.new_ones(1, 1, 1).expand(groups, 1, rows)
+        ones = terms.new_ones(1, 1, 1).expand(groups, 1, rows)
+        wide = terms.reshape(groups, rows, n)
         found = api.gemm_strided_batched(ones, wide, contract="fma/chain", out_dtype=_FLOAT32)
     if kind == "mean":
         found = found / torch.full_like(found, rows)  # a number's reciprocal would be multiplied by, on a GPU
@@ -194,8 +193,7 @@ def _layer_norm_backward(
 
 def _over_rows(terms: Tensor, parameter: Any, x: Tensor) -> Tensor:
     like = x if parameter is None else parameter
-    rows = terms.reshape(1, math.prod(terms.shape[:-1]), terms.shape[-1])
-    found = _chain("sum", rows, like.dtype)
+    found = _chain("sum", terms, 1, math.prod(terms.shape[:-1]), like.dtype)
     return found.reshape(-1 if parameter is None else parameter.shape)
 
 

@@ -54,6 +54,7 @@ def others() -> Iterator[Code]:
     for term, vec, dims in itertools.product((0, 1, 2), (1, 0), (1, 4)):
         types = {"TERM": term, "TX": vec if term else -1, "TD": term, "TO": 0 if dims == 1 else 1}
         yield Code.of("columns", "columns", types, VEC=vec, DIMS=dims, WIDE=16 if vec else 32)
+        yield Code.of("leaves", "columns", types, VEC=vec, DIMS=dims)
     for to, dims in itertools.product((0, 1), (1, 4)):
         yield Code.of("table", "table", {"TD": 1, "TO": to}, VEC=0, DIMS=dims)
 
@@ -199,16 +200,17 @@ def test_a_kernel_that_reads_four_at_once_gives_way_to_one_that_reads_one_by_one
         if code.vec:
             one_bit(code, values)
 
-    for file in ("held", "long", "each", "rope", "columns"):
+    for file in ("held", "long", "each", "rope", "columns", "leaves"):
         host.faults[file] = wrong
     norm()
     build.each("silu", (3,), 64, (Side(1, (64,), 1), ABSENT, ABSENT), (1,), 128, 0)
     turned = [build.Turned((4,), Side(1, (64,), 1), Side(0, (32,), 1), Side(0, (32,), 1))]
     build.rope(turned, 64, 1, interleaved=False, normed=False, eps=0.0, align=128, device=0)
-    build.columns(0, (40,), 64, ABSENT, Side(1, (64,), 1), Side(0), 40, False, 128, 0)
+    for count in (30, 400):
+        build.columns(0, (count,), 64, ABSENT, Side(1, (64,), 1), Side(0), count, False, 128, 0)
     assert [c.vec for c, _ in host.loaded if c.function != "rows"][-1] == 0
     assert {name for name, state in states(host) if state == "admitted"} == {
-        "rows columns", "rows each", "rows held", "rows rope",
+        "rows columns", "rows each", "rows held", "rows leaves", "rows rope",
     }  # fmt: skip
 
 

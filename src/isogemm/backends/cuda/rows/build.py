@@ -215,8 +215,7 @@ def columns(
     rows = counted("rows", math.prod(shape), INTS - 2**10)
     case = RowsCase(
         (0, 0, 0, 0), (packed(rows, extents, steps),), (x.column, d.column, out.column, leaf), rows, n, start=start,
-        macros={"TERM": term, "TX": x.kind, "TD": d.kind, "TO": out.kind, "DIMS": dimensions_of(extents),
-                "WIDE": 16 if n <= 2048 else 32},
+        macros={"TERM": term, "TX": x.kind, "TD": d.kind, "TO": out.kind, "DIMS": dimensions_of(extents)},
         vector=whole([x if term else ABSENT, d], shape, n, 4, align),
     )  # fmt: skip
     return serve("columns", case, device)

@@ -53,6 +53,20 @@ def columns(term: int, x: Any, dy: Any, stats: Any, out: Any, *, order: Order = 
     return None
 
 
+def groups(x: Any, rows: int, out: Any) -> None:
+    """Every `rows` rows, added in ascending order from +0.
+
+    Parameters
+    ----------
+    x : Tensor, shape (..., n)
+        Of `rows` rows for each of `out`, one at least.
+    rows : int
+    out : Tensor, shape (groups, n)
+        Dense.
+    """
+    _walked(0, None, x, None, out, rows, start=False)
+
+
 def _walked(term: int, x: Any, dy: Any, stats: Any, out: Any, leaf: int, *, start: bool) -> None:
     """One sum for each leaf of so many rows, in ascending order."""
     n = out.shape[-1]

@@ -37,7 +37,9 @@ def attention(model: Model, tokens: int) -> list[Wanted]:
 
 
 def read_wanted(path: str) -> list[Wanted]:
-    """Products from a file: what `isogemm audit --shapes` reads; in JSON also ``batch``, ``trans`` and a list ``m``.
+    """Products from a file: what `isogemm audit --shapes` reads; in JSON also ``batch``, ``trans`` and ``m``.
+
+    ``m`` is a number of rows, or a list of such.
 
     Raises OptionError or ShapeError: the file cannot be read, or a field is out of range; the message names it.
     """
@@ -55,17 +57,15 @@ def _wanted(row: dict[str, Any], i: int, path: str) -> Wanted:
     if set(row) - FIELDS:
         raise OptionError(where, limit=", ".join(sorted(FIELDS)), value=sorted(set(row) - FIELDS), nearest="n and k")
     ms = row.get("m", [])
-    for name, value in (("n", row.get("n")), ("k", row.get("k")), ("batch", row.get("batch", 1)), *_each("m", ms)):
+    ms = ms if isinstance(ms, list) else [ms]
+    extents = ("n", row.get("n")), ("k", row.get("k")), ("batch", row.get("batch", 1)), *(("m", m) for m in ms)
+    for name, value in extents:
         extent(f"{where}, {name}", value)
     trans = str(row.get("trans", "NT")).upper()
     if trans not in ("NN", "NT", "TN", "TT"):
         raise OptionError(f"{where}, trans", limit="NN, NT, TN or TT", value=repr(trans), nearest="NT")
     name = str(row.get("name", f"{row['n']}x{row['k']}"))
     return Wanted(name, row["n"], row["k"], trans, row.get("batch", 1), tuple(ms))
-
-
-def _each(name: str, values: Any) -> list[tuple[str, Any]]:
-    return [(name, v) for v in values] if isinstance(values, list) else [(name, values)]
 
 
 def tune_device(

@@ -16,7 +16,6 @@ from isogemm.backends.cpu.attention import run as attention
 from isogemm.backends.cpu.emit import descriptor
 from isogemm.backends.cpu.gemm import launch
 from isogemm.backends.cpu.quant import launch as quant_launch
-from isogemm.backends.cpu.quant import run as quant_run
 from isogemm.backends.cpu.work import WorkPlan
 from isogemm.cli import app
 from isogemm.contract.attention import attention as definition
@@ -44,7 +43,7 @@ def launched(monkeypatch):
         found.append((threads, chunks))
         honest.run(kernel, scratch, threads, *arguments)
 
-    for module in (launch, attention, quant_launch, quant_run):
+    for module in (launch, quant_launch, pools):
         monkeypatch.setattr(module, "pool", lambda: SimpleNamespace(run=run))
     return found
 

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....base.dtypes import CODE_OF
-from ....base.threads import get_num_threads
 from ....contract.attention import LEAF, ranges
 from ....contract.spec import Contract
 from ....problem.settings import Settings
 from ..emit.entries import address_of
 from ..gemm.execute import gemm_batched
-from ..pool import pool, run_chunks
+from ..pool import run_task
 from . import loops
 
 Array = NDArray[Any]
@@ -184,23 +183,25 @@ def blocks(
 
 
 def _block(call: _Call, q: Array, k: Array, v: Array, where: tuple[int, int, int]) -> None:
-    """Queries [heads, groups, tokens, d] against keys [heads, keys, d]."""
-    heads, groups, tokens, d = q.shape
+    """Queries [heads, groups, tokens, d] against keys [heads, keys, d]; `where`: first head, first token, first key."""
+    (heads, groups, tokens, d), (head, token, first) = q.shape, where
     keys, rows, leaves = k.shape[1], groups * tokens, -(-k.shape[1] // LEAF)
     products = np.empty((heads, rows, keys), np.float32)
     asked = Settings(call.contract)
     gemm_batched(np.ascontiguousarray(q).reshape(heads, rows, d), k.transpose(0, 2, 1), products, asked)
     powers = np.empty((heads, leaves, rows, LEAF), v.dtype)
     m, total = np.empty((2, heads, leaves, rows), np.float32)
-    shape = (tokens, where[1], leaves)
-    _run_leaves(call, products, powers, m, total, where, shape)
+    task = np.zeros(loops.WORDS, np.int64)  # what both kernels have
+    task[loops.HEADS_ROWS], task[loops.FIRST_HEAD] = heads * rows, head
+    task[loops.ROWS : loops.LEAF_L + 1] = rows, tokens, token, leaves, m.ctypes.data, total.ctypes.data
+    _run_leaves(call, task.copy(), products, powers, first)
     if call.contract.arithmetic != "fma":
         ones = np.broadcast_to(np.ones((), v.dtype), (heads, keys, 1))
         _products(powers, ones, total[..., None], asked)
     parts = np.empty((heads, leaves, rows, v.shape[2]), np.float32)
     if v.shape[2]:
         _products(powers, v, parts, asked)
-    _run_meeting(call, parts, m, total, where, shape)
+    _run_meeting(call, task, parts)
 
 
 def _products(powers: Array, v: Array, out: Array, asked: Settings) -> None:
@@ -224,46 +225,30 @@ def _code(dtype: np.dtype[Any]) -> int:
     return loops.BOOLEAN if dtype.kind == "b" else CODE_OF[dtype]
 
 
-def _run_leaves(
-    call: _Call, products: Array, powers: Array, m: Array, total: Array, where: tuple[int, int, int],
-    shape: tuple[int, int, int],
-) -> None:  # fmt: skip
-    (heads, rows, keys), (head, _, first), hkv = products.shape, where, call.q.shape[1]
-    mask = call.mask
-    task = np.zeros(loops.WORDS, np.int64)
+def _run_leaves(call: _Call, task: Array, products: Array, powers: Array, first: int) -> None:
+    keys, mask = products.shape[2], call.mask
     task[loops.PRODUCTS : loops.HEADS + 1] = (
         products.ctypes.data, keys, powers.ctypes.data, _code(powers.dtype), int(call.c.view(np.uint32)),
-        2**40 if call.offset is None else call.offset + 1 - first, int(call.contract.arithmetic == "fma"), hkv,
+        2**40 if call.offset is None else call.offset + 1 - first, int(call.contract.arithmetic == "fma"),
+        call.q.shape[1],
     )  # fmt: skip
     if mask is not None:
         place = mask.ctypes.data + first * mask.strides[3]
         task[loops.MASK : loops.MASK_KEY + 1] = (place, _code(mask.dtype), *mask.strides)
-    _run(loops.run_leaves, task, heads * rows, keys, (rows, *shape), m, total, head, 4 * loops.LANES)
+    _run(loops.run_leaves, task, keys, 4 * loops.LANES)
 
 
-def _run_meeting(
-    call: _Call, parts: Array, m: Array, total: Array, where: tuple[int, int, int], shape: tuple[int, int, int]
-) -> None:
-    heads, leaves, rows, columns = parts.shape
+def _run_meeting(call: _Call, task: Array, parts: Array) -> None:
+    _, leaves, _, columns = parts.shape
     y, out_m, out_l = call.out
-    task = np.zeros(loops.WORDS, np.int64)
     task[loops.PARTS : loops.ALL_TOKENS + 1] = (
         parts.ctypes.data, columns, y.ctypes.data, _code(y.dtype), out_m.ctypes.data, out_l.ctypes.data, y.shape[2],
     )  # fmt: skip
-    _run(loops.run_meeting, task, heads * rows, leaves * columns, (rows, *shape), m, total, where[0], 4 * columns)
+    _run(loops.run_meeting, task, leaves * columns, 4 * columns)
 
 
-def _run(
-    function: Any, task: Array, count: int, width: int, shape: tuple[int, int, int, int], m: Array, total: Array,
-    head: int, scratch: int,
-) -> None:  # fmt: skip
-    """Fill in what both kernels have, and run chunks of whole rows."""
-    per_chunk = max(1, min(count, CHUNK // max(1, width)))
-    chunks = -(-count // per_chunk)
-    rows, tokens, token, leaves = shape
-    task[loops.HEADS_ROWS : loops.LEAF_L + 1] = (
-        count, per_chunk, rows, tokens, token, leaves, m.ctypes.data, total.ctypes.data,
-    )  # fmt: skip
-    task[loops.FIRST_HEAD] = head
-    threads = min(get_num_threads(), chunks)
-    pool().run(run_chunks, scratch, threads, address_of(function), task.ctypes.data, chunks)
+def _run(function: Any, task: Array, width: int, scratch: int) -> None:
+    """Chunks of whole rows, each of `width` elements."""
+    count = int(task[loops.HEADS_ROWS])
+    task[loops.PER_CHUNK] = per_chunk = max(1, min(count, CHUNK // max(1, width)))
+    run_task(address_of(function), task, -(-count // per_chunk), scratch)

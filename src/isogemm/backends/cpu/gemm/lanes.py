@@ -20,12 +20,11 @@ from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from ....base.dtypes import CODE_OF
-from ....base.threads import get_num_threads
 from ....contract.spec import LANES
 from ..emit.entries import address_of
 from ..emit.target import target
 from ..emit.vectors import ELEMENT_BYTES, F32_BYTES, I32, Emitter, define
-from ..pool import pool, run_chunks
+from ..pool import run_task
 
 # Outputs at once: as many as leave registers for operands beside four (or two) of them to an output.
 ROWS, COLUMNS = (4, 2) if target().width == 16 else (1, 2)
@@ -49,9 +48,7 @@ def sums_of_lanes(a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.float32]:
     task[OUT:] = (
         out.ctypes.data, out.strides[0], x.ctypes.data, x.strides[0], w.ctypes.data, w.strides[0], k, m, n, per_chunk,
     )  # fmt: skip
-    chunks = -(-n // per_chunk)
-    threads = min(get_num_threads(), chunks)
-    pool().run(run_chunks, 0, threads, address_of(_chunk_of(CODE_OF[w.dtype])), task.ctypes.data, chunks)
+    run_task(address_of(_chunk_of(CODE_OF[w.dtype])), task, -(-n // per_chunk), 0)
     return out
 
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from ....base.jit import njit
 from ..emit import descriptor as f
+from ..emit.entries import address_of
 from ..emit.pointers import pointer_to_words
 from ..emit.scalars import peek32, peek64
-from ..pool import TASK_BYTES, give, pool, run_chunks, run_part, take
+from ..pool import TASK_BYTES, give, pool, run_part, run_task, take
 from .packed import PackedWeight
-from .run_chunk import address
+from .run_chunk import run_chunk
 from .tasks import Epilogue, Task, add_epilogue
 
 Array = NDArray[Any]
@@ -168,7 +169,7 @@ def launch_single(
 
 def launch_rows(rows: NDArray[np.int64], chunks: int, scratch: int, threads: int) -> None:
     """Run a task array whose descriptors have their addresses."""
-    pool().run(run_chunks, scratch, min(threads, chunks), address(), rows.ctypes.data, chunks)
+    run_task(address_of(run_chunk), rows, chunks, scratch, threads)
 
 
 def _is_same(c: Array | None, out: Array) -> bool:

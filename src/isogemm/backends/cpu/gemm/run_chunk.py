@@ -1,17 +1,14 @@
 """The entry that threads run: one chunk of a task array.
 
 A task array is rows of FIELDS integers: a header row (see pool.py), then one descriptor per product, or one for a
-whole batch. A chunk
-is a block of one product's grid, or several whole products.
+whole batch. A chunk is a block of one product's grid, or several whole products.
 """
 
 from __future__ import annotations
 
-from functools import cache
-
 from numba import carray, types
 
-from ....base.jit import compile_entry, njit
+from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.pointers import pointer_to_words
 from ..emit.scalars import peek64, poke64
@@ -54,9 +51,8 @@ def run_tasks(tasks, chunk, scratch):
         # One descriptor for the whole batch: addresses advance by constant steps.
         d = carray(pointer_to_words(scratch + 64), (f.FIELDS,))
         for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
-            for j in range(
-                f.FIELDS
-            ):  # as slices, the words of a mismatch would take a fifth of the time to compile all
+            # As slices, the words of a mismatch would take a fifth of the time to compile all.
+            for j in range(f.FIELDS):
                 d[j] = tasks[1, j]
             for word, field in ((STEP_A, f.A), (STEP_B, f.B), (STEP_OUT, f.OUT), (STEP_C, f.C)):
                 d[field] += item * tasks[0, word]
@@ -76,18 +72,7 @@ def run_tasks(tasks, chunk, scratch):
         chunk -= blocks
 
 
-@cache
-def address() -> int:
-    """Address of the compiled entry, ``void (i64 *tasks, i64 chunk, i64 scratch)``."""
-    return int(_entry().address)
-
-
-@cache
-def _entry():
-    return compile_entry(types.void(types.CPointer(types.int64), types.int64, types.int64), run_chunk)
-
-
 def run_chunk(tasks, chunk, scratch):
-    """`run_tasks` from a bare pointer."""
+    """`run_tasks` from a bare pointer: an entry."""
     header = carray(tasks, (1, f.FIELDS))
     run_tasks(carray(tasks, (header[0, ITEMS] + 1, f.FIELDS)), chunk, scratch)

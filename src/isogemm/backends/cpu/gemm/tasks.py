@@ -15,6 +15,7 @@ from ....base.arguments import nearest_float32
 from ....base.seen import Seen
 from ....problem.settings import PLAIN, Settings
 from ..emit import descriptor as f
+from ..emit.entries import address_of
 from ..emit.target import target
 from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
 from . import panels
@@ -25,7 +26,7 @@ from .packed import PackedWeight
 from .quads import MAX_ROWS as QUADS_ROWS
 from .quads import columns_at_once, fits, fits_in_cache, from_memory
 from .routines import made, routine
-from .run_chunk import address
+from .run_chunk import run_chunk
 from .schedule import Problem, Schedule, check_legal, schedule
 from .skinny import few_rows_scratch
 
@@ -176,7 +177,8 @@ def _make(
     rows = np.zeros((2, f.FIELDS), np.int64)
     chunks = s.grid_m * s.grid_n
     rows[0, 0], rows[1] = 1, row
-    rows[0, f.FUNCTION], rows[0, f.CHUNKS], rows[0, f.FLAGS] = address(), chunks, f.SWAPPED if swapped else 0
+    rows[0, f.FUNCTION], rows[0, f.CHUNKS] = address_of(run_chunk), chunks
+    rows[0, f.FLAGS] = f.SWAPPED if swapped else 0
     copies_c = bool(plain and asked.accumulate)
     return Task(
         rows, swapped, copies_c, m * n * k, chunks, _scratch(problem, s, int(row[f.NR_PANEL])), min(s.threads, chunks)

@@ -15,10 +15,10 @@ from ..emit import descriptor as f
 from ..emit.entries import address_of
 from ..emit.target import target
 from ..gemm.tasks import element_code
+from ..pool import run_task
 from . import launch, layout, loops, pack
 from .blocks import decoder
 from .launch import ACTIVATIONS, activations_task, panels_task, quantizing_task
-from .run import run_task
 
 Array = npt.NDArray[Any]
 

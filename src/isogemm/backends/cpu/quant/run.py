@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ....base.threads import get_num_threads
 from ....formats.blocks import BlockFormat
 from ..emit.entries import address_of
 from ..gemm.tasks import element_code
-from ..pool import pool, run_chunks
+from ..pool import run_task
 from . import blocks
 from .encode import entry
 
@@ -19,12 +18,6 @@ Array = npt.NDArray[Any]
 
 _CHUNK = 2**14  # elements: tens of microseconds, many times what it costs to claim one
 _CHUNKS = 2**16
-
-
-def run_task(entry: int, task: Array, chunks: int, scratch: int, threads: int | None = None) -> None:
-    """Every chunk of a task array, on the process's threads."""
-    wanted = min(get_num_threads() if threads is None else threads, chunks)
-    pool().run(run_chunks, scratch, wanted, entry, task.ctypes.data, chunks)
 
 
 def dequantize(rows: Array, fmt: BlockFormat, out: Array) -> None:

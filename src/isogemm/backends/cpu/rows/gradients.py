@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from .. import steps
 from ..emit.entries import address_of
-from ..pool import pool, run_chunks
+from ..pool import run_task
 from .run import cut
 
 
@@ -17,6 +17,6 @@ def run(kind: str, arrays: list[NDArray[Any]], rows: int, n: int, eps: float = 0
     total, width = (rows, n) if kind.endswith("norm_back") else (rows * n, 1)
     if not total * width:
         return
-    threads, per_chunk, chunks = cut(total, width)
+    per_chunk, chunks = cut(total, width)
     task = steps.task_of(total, per_chunk, n, eps, arrays)
-    pool().run(run_chunks, steps.scratch_bytes(n), threads, address_of(steps.KERNELS[kind]), task.ctypes.data, chunks)
+    run_task(address_of(steps.KERNELS[kind]), task, chunks, steps.scratch_bytes(n))

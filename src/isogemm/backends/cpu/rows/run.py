@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ....base.dtypes import CODE_OF
-from ....base.threads import get_num_threads
 from ....errors import LimitError
 from ..gemm.tasks import float32_bits
-from ..pool import pool, run_chunks
+from ..pool import run_task
 from . import loops
 
 Array = npt.NDArray[Any]
@@ -50,11 +49,11 @@ def run(
         raise LimitError("elements of a row", limit="fewer than 2**31", value=n, nearest=2**31 - 1)
     if rows == 0 or out.size == 0:
         return
-    threads, per_chunk, chunks = cut(rows, n)
+    per_chunk, chunks = cut(rows, n)
     entry, kernel = loops.addresses(operation)
     tables: list[Array] = []  # addresses that the kernel reads until the end of the call
     task = task_of(kernel, rows, per_chunk, out, x, first, second, epsilon=epsilon, tables=tables)
-    pool().run(run_chunks, loops.scratch_bytes(n), threads, entry, task.ctypes.data, chunks)
+    run_task(entry, task, chunks, loops.scratch_bytes(n))
 
 
 def task_of(
@@ -79,12 +78,11 @@ def task_of(
     )
 
 
-def cut(rows: int, n: int) -> tuple[int, int, int]:
-    """(threads, rows of a chunk, chunks)."""
+def cut(rows: int, n: int) -> tuple[int, int]:
+    """(rows of a chunk, chunks)."""
     wanted = min(rows, _CHUNKS, -(-rows * max(n, 1) // _CHUNK))
     per_chunk = -(-rows // wanted)
-    chunks = -(-rows // per_chunk)
-    return min(get_num_threads(), chunks), per_chunk, chunks
+    return per_chunk, -(-rows // per_chunk)
 
 
 def _describe(x: Array | None, tables: list[Array]) -> tuple[int, int, int, int, int]:

@@ -261,12 +261,12 @@ current = Pool()
 def pool() -> Pool:
     """The process's pool. A forked child has none of its parent's threads and gets a new one."""
     return current
-
-
 def run_task(entry: int, task: NDArray[np.int64], chunks: int, scratch: int, threads: int | None = None) -> None:
     """Every chunk of a task array by the entry at an address, on `threads` threads at most, or on the process's."""
     wanted = min(get_num_threads() if threads is None else threads, chunks)
     pool().run(run_chunks, scratch, wanted, entry, task.ctypes.data, chunks)
+
+
 
 
 def _after_fork() -> None:

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....base.arguments import nearest_float32
+from ....base.dtypes import CODE_OF
 from ....base.seen import Seen
 from ....problem.settings import PLAIN, Settings
 from ..emit import descriptor as f
 from ..emit.entries import address_of
 from ..emit.target import target
-from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
+from ..emit.vectors import FLOAT32
 from . import panels
 from .facts import facts, learn_facts
 from .gemv import GROUP
@@ -36,7 +37,6 @@ _A_MODES = {"block": f.PACK_BLOCK, "all": f.PACK_ALL, "in place": f.A_IN_PLACE}
 _B_MODES = {"block": f.PACK, "prepared": f.PREPARED, "in place": f.B_IN_PLACE}
 _STRATEGIES = {"gemv": f.GEMV, "stream": f.STREAM}
 _FEW = {f.GEMV: "gemv", f.STREAM: "stream", f.QUADS: "quads", f.PANELS: "panels"}
-_ELEMENTS = {"f": FLOAT32, "e": FLOAT16}
 _tasks: Seen[Task] = Seen(1024)
 
 
@@ -126,11 +126,6 @@ def swap_operands(m: int, n: int, row_stride: int, column_stride: int, itemsize:
     return n < m and n <= 8
 
 
-def element_code(dtype: np.dtype[Any]) -> int:
-    """The kernels' element code of a NumPy dtype."""
-    return _ELEMENTS.get(dtype.char, BFLOAT16)
-
-
 def _make(
     a: Array,
     b: Array | PackedWeight,
@@ -147,14 +142,14 @@ def _make(
     row[f.M], row[f.N], row[f.K] = m, n, k
     _strides(row, f.A, a)
     if isinstance(b, PackedWeight):
-        row[f.B_E] = element_code(b.dtype)
+        row[f.B_E] = CODE_OF[b.dtype]
     else:
         _strides(row, f.B, b)
     _strides(row, f.OUT, out)
     if c is not None and asked.reads_c:
         _strides(row, f.C, c)
     if bias is not None:
-        row[f.BIAS_CS], row[f.BIAS_E] = bias.strides[0], element_code(bias.dtype)
+        row[f.BIAS_CS], row[f.BIAS_E] = bias.strides[0], CODE_OF[bias.dtype]
     row[f.ALPHA], row[f.BETA] = float32_bits(asked.alpha), float32_bits(asked.beta)
     row[f.START] = int(asked.accumulate)
     swapped = not prepared and swap_operands(m, n, out.strides[0], out.strides[1], out.itemsize)
@@ -200,7 +195,7 @@ def _bits(value: float) -> int:
 
 
 def _strides(row: NDArray[np.int64], at: int, x: Array) -> None:
-    row[at + 1], row[at + 2], row[at + 3] = x.strides[0], x.strides[1], element_code(x.dtype)
+    row[at + 1], row[at + 2], row[at + 3] = x.strides[0], x.strides[1], CODE_OF[x.dtype]
 
 
 def _swap(row: NDArray[np.int64]) -> None:

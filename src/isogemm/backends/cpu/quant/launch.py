@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray
 
+from ....base.dtypes import CODE_OF
 from ....base.jit import njit
 from ....formats.blocks import FORMATS
 from ..emit import descriptor as f
 from ..emit.entries import address_of
 from ..emit.pointers import pointer_to_words
-from ..gemm.tasks import element_code
 from ..pool import ALIGN, give, pool, run_part, take
 from . import layout, loops, pack
 from .blocks import CODE, decoder
@@ -77,7 +77,7 @@ def activations_task(name: str, k: int) -> Array:
 def quantizing_task(name: str, m: int, k: int, x: np.dtype[Any], per_chunk: int) -> Array:
     """`activations_task` for records of x [m, k] of a dtype, without addresses and strides of x."""
     task, blocks = activations_task(name, k).copy(), k // FORMATS[name].block
-    task[pack.X_ELEMENT], task[pack.COUNT], task[pack.PER_CHUNK] = element_code(x), m * blocks, per_chunk
+    task[pack.X_ELEMENT], task[pack.COUNT], task[pack.PER_CHUNK] = CODE_OF[x], m * blocks, per_chunk
     task[pack.OUT_ROW], task[pack.DECODER] = blocks * layout.record(FORMATS[name]).nbytes, decoder(name)
     return task
 
@@ -105,9 +105,9 @@ def panels_task(name: str, m: int, n: int, k: int, allowed: int, least: int = 1)
 def point(task: Array, rows: Array, weights: Array, out: Array, bias: Array | None) -> None:
     """Say where the operands of a copy of `panels_task` lie: records or floats, and panels or rows of blocks."""
     d, words = task[1], task[2]
-    d[f.OUT], d[f.O_RS], d[f.O_CS], d[f.O_E] = out.ctypes.data, *out.strides, element_code(out.dtype)
+    d[f.OUT], d[f.O_RS], d[f.O_CS], d[f.O_E] = out.ctypes.data, *out.strides, CODE_OF[out.dtype]
     if bias is not None:
-        d[f.BIAS], d[f.BIAS_CS], d[f.BIAS_E] = bias.ctypes.data, bias.strides[0], element_code(bias.dtype)
+        d[f.BIAS], d[f.BIAS_CS], d[f.BIAS_E] = bias.ctypes.data, bias.strides[0], CODE_OF[bias.dtype]
     words[loops.RECORDS], words[loops.RECORD_ROW] = rows.ctypes.data, rows.strides[0]
     words[loops.ROWS_PER_BLOCK] = max(8, ROWS_BYTES // max(1, abs(rows.strides[0])) // 8 * 8)
     words[loops.PANELS] = weights.ctypes.data
@@ -134,7 +134,7 @@ def prepared(
     quantizing = quantizing_task(name, m, k, x, max(1, count))
     task, chunks, threads = panels_task(name, m, n, k, allowed, IN_PLACE if row else 1)
     product = task.copy()
-    product[1, f.O_E], product[2, loops.RECORD_ROW] = element_code(out), size
+    product[1, f.O_E], product[2, loops.RECORD_ROW] = CODE_OF[out], size
     complete(product, name, row)
     room = RECORDS_AT + m * size + ALIGN
     return PreparedCall(quantizing, product, min(count, 1), chunks, threads, room, (x.itemsize == 2, out.itemsize == 2))
@@ -195,7 +195,7 @@ def launch(call: PreparedCall, x: Array, panels: Array, out: Array, bias: Array 
     if narrow_out:
         out = out.view(np.uint16)
     run = _starters.get(call.narrow) or _starter(call.narrow)
-    place = _NO_BIAS if bias is None else (bias.ctypes.data, bias.strides[0], element_code(bias.dtype))
+    place = _NO_BIAS if bias is None else (bias.ctypes.data, bias.strides[0], CODE_OF[bias.dtype])
     room, chunks, entries = np.empty(call.room, np.uint8), (call.quantizing_chunks, call.product_chunks), _entries()
     arguments = (entries, call.quantizing, call.product, x, panels, out, place, room, chunks)
     pool().run(run, SCRATCH, min(call.threads, call.product_chunks), *arguments)

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....base.dtypes import CODE_OF
 from ....base.threads import get_num_threads
 from ....formats.blocks import BlockFormat
 from ..emit import descriptor as f
 from ..emit.entries import address_of
 from ..emit.target import target
-from ..gemm.tasks import element_code
 from ..pool import run_task
 from . import launch, layout, loops, pack
 from .blocks import decoder
@@ -149,7 +149,7 @@ def gemm_floats(
     if x.dtype != np.float32 or x.strides[1] != 4 or not x.flags.aligned:
         x = np.ascontiguousarray(x, np.float32)
     if out.size:
-        _run(x, x.shape, panels, fmt, out, bias, element_code(np.dtype(dtype)))
+        _run(x, x.shape, panels, fmt, out, bias, CODE_OF[np.dtype(dtype)])
 
 
 def values(panels: Panels, fmt: BlockFormat, k: int, first: int, out: Array) -> None:

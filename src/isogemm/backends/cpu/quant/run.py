@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ....base.dtypes import CODE_OF
 from ....formats.blocks import BlockFormat
 from ..emit.entries import address_of
-from ..gemm.tasks import element_code
 from ..pool import run_task
 from . import blocks
 from .encode import entry
@@ -25,7 +25,7 @@ def dequantize(rows: Array, fmt: BlockFormat, out: Array) -> None:
     task, chunks = _task(fmt, out.shape)
     task[blocks.SOURCE], task[blocks.SOURCE_ROW] = rows.ctypes.data, rows.strides[0]
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
-    task[blocks.OUT_ELEMENT], task[blocks.DECODER] = element_code(out.dtype), blocks.decoder(fmt.name)
+    task[blocks.OUT_ELEMENT], task[blocks.DECODER] = CODE_OF[out.dtype], blocks.decoder(fmt.name)
     if chunks:
         run_task(address_of(blocks.dequantize_blocks), task, chunks, blocks.SCRATCH)
 
@@ -35,7 +35,7 @@ def quantize(x: Array, fmt: BlockFormat, out: Array) -> int:
     task, chunks = _task(fmt, x.shape)
     flag = np.zeros(1, np.int64)
     task[blocks.SOURCE], task[blocks.SOURCE_ROW], task[blocks.SOURCE_COLUMN] = x.ctypes.data, *x.strides
-    task[blocks.SOURCE_ELEMENT], task[blocks.FLAG] = element_code(x.dtype), flag.ctypes.data
+    task[blocks.SOURCE_ELEMENT], task[blocks.FLAG] = CODE_OF[x.dtype], flag.ctypes.data
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
     task[blocks.DECODER] = entry.encoder(fmt.name)
     if chunks:

@@ -42,10 +42,8 @@ from .emit.scalars import poke64
 from .gemm.routines import call3
 
 # Control words, a cache line apart where threads write them. Of a worker's own line the second word is its lock.
-TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE, JOBS, BUSY, HIRED, WANTED, SLEEPING = (
-    *(0, 8, 16, 17, 18, 19),
-    *(24, 32, 40, 41, 48),
-)
+TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE = 0, 8, 16, 17, 18, 19
+JOBS, BUSY, HIRED, WANTED, SLEEPING = 24, 32, 40, 41, 48
 MAX_THREADS = 1023
 WORDS = SLEEPING + 8 * (MAX_THREADS + 1)
 # The ticket: the next chunk, how many there are, and how many threads may take some.
@@ -261,12 +259,12 @@ current = Pool()
 def pool() -> Pool:
     """The process's pool. A forked child has none of its parent's threads and gets a new one."""
     return current
+
+
 def run_task(entry: int, task: NDArray[np.int64], chunks: int, scratch: int, threads: int | None = None) -> None:
     """Every chunk of a task array by the entry at an address, on `threads` threads at most, or on the process's."""
     wanted = min(get_num_threads() if threads is None else threads, chunks)
     pool().run(run_chunks, scratch, wanted, entry, task.ctypes.data, chunks)
-
-
 
 
 def _after_fork() -> None:

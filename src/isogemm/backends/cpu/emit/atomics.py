@@ -9,9 +9,9 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from .target import target
-from .vectors import I64, declare
+from .vectors import I8, I32, I64, declare
 
-POINTER, INT = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+POINTER = ir.PointerType(I8)
 
 
 def _word(builder: Any, address: Any) -> Any:
@@ -84,8 +84,8 @@ def lock_taken(typingctx, lock):
     """Take the lock; sleep until somebody releases it."""
 
     def codegen(context, builder, signature, args):
-        take = declare(builder.module, "PyThread_acquire_lock", INT, [POINTER, INT])
-        builder.call(take, [builder.inttoptr(args[0], POINTER), ir.Constant(INT, 1)])
+        take = declare(builder.module, "PyThread_acquire_lock", I32, [POINTER, I32])
+        builder.call(take, [builder.inttoptr(args[0], POINTER), ir.Constant(I32, 1)])
 
     return types.void(types.int64), codegen
 

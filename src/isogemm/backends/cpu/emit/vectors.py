@@ -15,7 +15,8 @@ from numba.core import cgutils
 
 from .target import target
 
-I32, I64, F32, I16 = ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.IntType(16)
+I8, I16, I32, I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+F32 = ir.FloatType()
 F32_BYTES = 4
 # Element codes shared with the host: the value selects the widening on load.
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
@@ -67,21 +68,23 @@ class Emitter:
 
     def prefetch(self, address: Value, locality: int = 3, write: int = 0) -> None:
         """Ask for a line: locality 3 is every cache, 2 is from the second level on."""
-        i8p = ir.PointerType(ir.IntType(8))
-        fn = declare(self.b.module, "llvm.prefetch.p0", ir.VoidType(), [i8p, I32, I32, I32])
+        fn = declare(self.b.module, "llvm.prefetch.p0", ir.VoidType(), [ir.PointerType(I8), I32, I32, I32])
         const = [ir.Constant(I32, v) for v in (write, locality, 1)]
-        self.b.call(fn, [self.pointer(address, ir.IntType(8)), *const])
+        self.b.call(fn, [self.pointer(address, I8), *const])
 
     def masked_load(self, address: Value, count: Value, typ: ir.VectorType, align: int) -> Value:
         """The first `count` lanes of a vector, zeros behind; never touches memory behind them."""
-        lanes = typ.count
-        index = ir.Constant(ir.VectorType(I32, lanes), [ir.Constant(I32, i) for i in range(lanes)])
-        limit = self.splat_value(self.b.trunc(count, I32), ir.VectorType(I32, lanes))
-        mask = self.b.icmp_signed("<", index, limit)
-        suffix = f"v{lanes}{'f32' if typ.element == F32 else f'i{typ.element.width}'}.p0"
+        mask = self.below(count, typ.count)
+        suffix = f"v{typ.count}{'f32' if typ.element == F32 else f'i{typ.element.width}'}.p0"
         fn = declare(self.b.module, f"llvm.masked.load.{suffix}", typ, [ir.PointerType(typ), I32, mask.type, typ])
         zero = ir.Constant(typ, None)
         return self.b.call(fn, [self.pointer(address, typ), ir.Constant(I32, align), mask, zero])
+
+    def below(self, count: Value, lanes: int) -> Value:
+        """Which of so many lanes are below `count`."""
+        kind = ir.VectorType(I32, lanes)
+        index = ir.Constant(kind, [ir.Constant(I32, i) for i in range(lanes)])
+        return self.b.icmp_signed("<", index, self.splat_value(self.b.trunc(count, I32), kind))
 
     # arithmetic
     def splat_value(self, scalar: Value, typ: ir.VectorType) -> Value:

@@ -16,7 +16,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, for_numbers
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, I64, Emitter, for_numbers
 
 WIDTH = target().width
 # Accumulators beside a transposed tile: 8 + 16 of 32 registers, 4 + 8 of 16.
@@ -119,7 +119,7 @@ def store_columns(e: Emitter, value: Any, address: Any, columns: Any) -> None:
         with partial:
             held = e.slot(e.vec)
             e.b.store(value, held)
-            base = e.b.ptrtoint(held, ir.IntType(64))
+            base = e.b.ptrtoint(held, I64)
             with e.loop(columns) as j:
                 offset = e.times(j, F32_BYTES)
                 e.store(e.load(e.at(base, offset), F32), e.at(address, offset))

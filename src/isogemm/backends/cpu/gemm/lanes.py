@@ -92,7 +92,7 @@ def _emit(e: Emitter, element: int, rows: int, columns: int, args: tuple[Any, ..
             for weight, slot in zip(ws, line, strict=True):
                 before = e.b.load(slot, typ=e.vec)
                 after = e.fma(value, weight, before)
-                e.b.store(after if count is None else e.b.select(_inside(e, count), after, before), slot)
+                e.b.store(after if count is None else e.b.select(e.below(count, LANES), after, before), slot)
 
     whole = e.b.and_(k, e.i64(-LANES))
     with e.loop(whole, step=LANES) as kk:
@@ -103,12 +103,6 @@ def _emit(e: Emitter, element: int, rows: int, columns: int, args: tuple[Any, ..
     for r, line in enumerate(acc):
         for c, slot in enumerate(line):
             e.store(_met(e, e.b.load(slot, typ=e.vec)), e.at(out, e.b.mul(out_rs, e.i64(r)), c * F32_BYTES))
-
-
-def _inside(e: Emitter, count: Any) -> Any:
-    """Lanes below `count`."""
-    index = ir.Constant(e.ivec, [ir.Constant(I32, i) for i in range(LANES)])
-    return e.b.icmp_signed("<", index, e.splat_value(e.b.trunc(count, I32), e.ivec))
 
 
 def _met(e: Emitter, lanes: Any) -> Any:

@@ -222,8 +222,7 @@ def _ahead(e: Emitter, here: Any, k: Any, strip: Any, near: Any) -> Any:
 
 def _ended(e: Emitter, x: list[Any], left: Any) -> list[Any]:
     """Addresses of 16 elements beside one another: the last `left` of each row of x, and -0 behind them."""
-    index = ir.Constant(e.ivec, [ir.Constant(I32, i) for i in range(LANES)])
-    inside = e.b.icmp_signed("<", index, e.splat_value(e.b.trunc(left, I32), e.ivec))
+    inside = e.below(left, LANES)
     negative_zeros = ir.Constant(e.vec, [ir.Constant(F32, -0.0)] * LANES)
     first = e.b.ptrtoint(e.slot(ir.ArrayType(e.vec, len(x))), I64)
     places = [e.at(first, i * LANES * F32_BYTES) for i in range(len(x))]

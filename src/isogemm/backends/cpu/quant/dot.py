@@ -17,13 +17,12 @@ from llvmlite import ir
 
 from ....formats.blocks import BlockFormat
 from ..emit.target import target
-from ..emit.vectors import F32, FLOAT16, I32, Emitter, declare
+from ..emit.vectors import F32, FLOAT16, I8, I16, I32, Emitter, declare
 from . import layout
 
 _WIDE = {2: 320, 4: 400, 8: 512}  # bytes of 32 of K, by rows: from where lines are asked for just before they are read
 
 WIDTH = target().width
-I8, I16 = ir.IntType(8), ir.IntType(16)
 
 
 @cache

@@ -17,12 +17,11 @@ from llvmlite import ir
 
 from ....formats.blocks import BlockFormat
 from ..emit.target import target
-from ..emit.vectors import F32, F32_BYTES, FLOAT16, FLOAT32, Emitter
+from ..emit.vectors import F32, F32_BYTES, FLOAT16, FLOAT32, I8, Emitter
 from . import layout
 from .dot import codes_of_chunk
 
 WIDTH = target().width
-I8 = ir.IntType(8)
 
 
 class FloatWalk:

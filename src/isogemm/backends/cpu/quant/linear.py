@@ -15,14 +15,13 @@ from ....formats.blocks import BlockFormat
 from ..emit import descriptor as f
 from ..emit.entries import address_of
 from ..emit.target import target
-from ..pool import run_task
+from ..pool import ALIGN, run_task
 from . import launch, layout, loops, pack
 from .blocks import decoder
 from .launch import ACTIVATIONS, activations_task, panels_task, quantizing_task
 
 Array = npt.NDArray[Any]
 
-ALIGN = 64
 HUGE = 2**21
 ALONE = 3 * ACTIVATIONS  # elements of activations that one thread quantizes sooner than two would meet
 

@@ -15,10 +15,10 @@ from ..emit.entries import SEVEN_WORDS, address_of
 from ..emit.scalars import epilogue_tile
 from ..emit.vectors import FLOAT32, define
 from ..gemm.routines import call7
-from . import layout
 from .blocks import CODE
 from .dot import Walk
 from .floats import FloatWalk
+from .layout import COLUMNS, LINE
 from .native import NativeWalk
 
 # Words behind the header row and the epilogue's descriptor.
@@ -30,7 +30,6 @@ PASSES = (8, 4, 2, 1)  # rows; each pass reads a panel anew from the cache
 WAYS = ("panels", "blocks", "floats")
 WORDS = 3 * f.FIELDS
 SCRATCH = 64 * 16
-COLUMNS = 16
 
 
 @njit
@@ -99,7 +98,7 @@ def _pass(typingctx, way, code, rows, element, acc, x, x_rs, weights, blocks, st
         made = define(builder.module, "isogemm_pass", 6, emit)
         if how == "panels" or (how == "blocks" and n > 1):
             # Vectors that are kept there would straddle lines: up to 25 % slower; one row of blocks has room for all.
-            made.attributes.alignstack = layout.LINE
+            made.attributes.alignstack = LINE
         builder.call(made, args[4:])
 
     return types.void(way, code, rows, element, *[types.int64] * 6), codegen

@@ -11,15 +11,15 @@ from numba.core import types
 from ....base.jit import njit
 from ..emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_floats, pointer_to_ints
 from ..emit.scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, peek32, poke32
-from ..emit.vectors import FLOAT32
+from ..emit.vectors import CANONICAL_NAN, FLOAT32
 from ..gemm.routines import call7
 from .blocks import Q2_K, put_half
+from .layout import COLUMNS
 from .records import codes_of, largest_of
 
 F = types.float32
 U = types.uint32
 ZERO, ONE = F(0), F(1)
-NAN = 0x7FFFFFFF
 
 # Words of a task array after the pool's header. Panels: chunk p is columns [16 p, 16 p + 16).
 FORMAT, BLOCK, BLOCK_BYTES, SUB, BLOCKS, SOURCE, SOURCE_ROW, N, OUT, STORED_ZERO = range(8, 18)
@@ -28,7 +28,6 @@ CHUNK, SPAN, SCALES, MINS, D, OFFSET, NBYTES, BYTE, NIBBLE, PAIR, BIT = range(18
 X, X_ROW, X_COLUMN, X_ELEMENT, FACTOR, COUNT, PER_CHUNK, OUT_ROW, RECORD_D, SUMS, TOTAL, RECORD, DECODER = range(29, 42)
 WORDS = 42
 SCRATCH = 4096
-COLUMNS = 16
 
 
 @njit
@@ -80,7 +79,7 @@ def pack_panel(task, chunk, scratch):
 def _scale(largest, block):
     """(d, what values are multiplied by) of a block, from the bits of its largest magnitude."""
     if largest >= U(0x7F800000):
-        return as_float(U(NAN)), ZERO
+        return as_float(U(CANONICAL_NAN)), ZERO
     if block == 32:
         d = as_float(largest) / F(127)
         r = ONE / d

@@ -15,10 +15,9 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import F32, I16, I32, Emitter, declare
+from ..emit.vectors import F32, I8, I16, I32, Emitter, declare
 
 WIDTH = target().width
-I8 = ir.IntType(8)
 
 
 def _across(e: Emitter, name: str, value: Any) -> Any:

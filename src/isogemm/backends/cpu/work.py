@@ -155,7 +155,7 @@ def plan_batch(
     some, per_chunk = execute.chunking(items, work * items, work, threads)
     chunks = -(-items // per_chunk)
     step = WorkStep("batched", _loops(each), extents, items, min(some, chunks), chunks)
-    return _made("batched", each, extents, {"items": items}, threads, (step,), (
+    return _made("batched", trans, each.numeric, extents, {"items": items}, threads, (step,), (
         ("a loop of gemm", f"the same bits; {items} calls, each of which is cut for all threads"),
         ("one wide product", "faster where all items share A or B: `isogemm.forms.advise` sees whether they do"),
     ))  # fmt: skip
@@ -182,7 +182,7 @@ def plan_groups(
         for i, p in enumerate(each)
     )
     why = "the same bits; every group would wait for the one before" if cut else "the same bits; a call for each group"
-    return _made("grouped", each[0], (sum(rows), n, k), {"rows": tuple(rows)}, threads, steps, (
+    return _made("grouped", trans, each[0].numeric, (sum(rows), n, k), {"rows": tuple(rows)}, threads, steps, (
         ("a loop of gemm", why), ("a padded batch", f"{max(rows) * len(rows)} rows for {sum(rows)}"),
     ))  # fmt: skip
 
@@ -201,13 +201,11 @@ def plan_quantized(
     per_chunk = max(1, count) if few else max(1, ACTIVATIONS // fmt.block, -(-count // 2**16))
     pieces = -(-count // per_chunk)
     _, chunks, some = panels_task(fmt.name, m, n, k, threads)
-    first = WorkStep("quantize", f"quantize_{fmt.activations}".lower(), (m, k, 1), m, 1, pieces)
-    if pieces >= 4:
-        first = WorkStep("quantize", first.kernel, (m, k, 1), m, min(threads, pieces), pieces)
+    used = min(threads, pieces) if pieces >= 4 else 1
+    first = WorkStep("quantize", f"quantize_{fmt.activations}".lower(), (m, k, 1), m, used, pieces)
     name = f"gemm_nt_{fmt.name}_{fmt.activations}".lower()
     product = WorkStep("product", f"{name}, {word(m, n)}", extents, 1, min(some, chunks), chunks)
-    base = WorkPlan(m, n, k, trans[0], trans[1], numeric, "quantized", (), threads, (), ())
-    return _made("quantized", base, extents, {"format": fmt.name}, threads, (first, product), (
+    return _made("quantized", trans, numeric, extents, {"format": fmt.name}, threads, (first, product), (
         ("w.in_place()", f"the same bits without a second copy of {nbytes} bytes; slower from a few rows on"),
         ("activations='fp32'", "other numbers: float32 activations times dequantized weights, fma/chain"),
     ))  # fmt: skip
@@ -251,7 +249,7 @@ def plan_attention(
         between("meeting", "leaves meeting", width, some * lines, leaves * width, times)
     about = {"sequences": sequences, "heads": heads, "shared": shared} | ({"mask": mask} if mask else {})
     of_block = max((4 * some * groups * rows * seen for some, rows, seen in cut), default=0)
-    return _made("attention", each, extents, about, threads, tuple(steps), (
+    return _made("attention", "NT", each.numeric, extents, about, threads, tuple(steps), (
         ("all at once", f"{4 * sequences * heads * tokens * keys} bytes of scores; a block has {of_block}"),
         ("two batches and a softmax", "other numbers: its sums do not go leaf by leaf"),
     ))  # fmt: skip
@@ -276,11 +274,11 @@ def _cut(
 
 
 def _made(
-    form: str, each: Any, extents: tuple[int, int, int], about: dict[str, Any], threads: int,
+    form: str, trans: str, numeric: NumericPlan, extents: tuple[int, int, int], about: dict[str, Any], threads: int,
     steps: tuple[WorkStep, ...], alternatives: tuple[tuple[str, str], ...],
 ) -> WorkPlan:  # fmt: skip
     some = tuple(about.items())
-    return WorkPlan(*extents, each.trans_a, each.trans_b, each.numeric, form, some, threads, steps, alternatives)
+    return WorkPlan(*extents, trans[0], trans[1], numeric, form, some, threads, steps, alternatives)
 
 
 def _batch(p: WorkPlan, a: Any, b: Any) -> Any:

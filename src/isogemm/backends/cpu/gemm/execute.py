@@ -29,9 +29,9 @@ from .facts import facts
 from .launch import BUSY, Batch, launch_rows, launch_single, likeness, starter
 from .packed import PackedWeight
 from .schedule import Schedule
-from .tasks import Epilogue, swap_operands, task_for
+from .tasks import Epilogue, task_for
 
-__all__ = ["again", "gemm", "gemm_batched", "gemm_items", "gemm_stack", "learn", "swap_operands"]
+__all__ = ["again", "gemm", "gemm_batched", "gemm_items", "gemm_stack", "learn"]
 
 Array = NDArray[Any]
 LINEAR, PRODUCT, LINEAR_INTO, INTO = range(4)  # forms of a call: x @ w.T, a @ b, and both in an array of the caller's

@@ -18,10 +18,11 @@ from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan, word
 from ....problem.settings import Settings, check_integers, check_operand
 from ..emit.target import target
 from .exact import PIECE
-from .execute import gemm, swap_operands
+from .execute import gemm
 from .facts import facts
 from .packed import PackedWeight
 from .schedule import TREE, Problem, Schedule, schedule
+from .tasks import swap_operands
 
 SCHEMA = "isogemm.plan.v1"
 T = TypeVar("T")

@@ -159,9 +159,9 @@ def explain_on(product: Product, chooser: Chooser) -> DevicePlan:
     judged = chooser.judged(product)
     for hint, found in judged:
         if found.state in ("admitted", "unknown"):
-            ceilings = hint.table or next((t for t in chooser.tables if t.stamp.get("device") == device), None)
+            table = hint.table or next((t for t in chooser.tables if t.stamp.get("device") == device), None)
             others = (*passed[-OTHERS:], *_behind(hint for hint, _ in judged))
-            return _plan(product, hint, said(found), ceilings, device, others, here=True)
+            return _plan(product, hint, said(found), table, device, others, here=True)
         passed.append((_label(hint), f"{found.state} {found.detail}".rstrip()))
     raise _none(product, device)
 
@@ -260,12 +260,12 @@ def _plan(
     expected = hint.expected_us
     if expected is None and hint.row is not None and bound_us is not None and table is not None:
         expected = _scaled(product, hint.row, bound_us, table.ceilings)
-    form: tuple[str, tuple[tuple[str, Any], ...]] = ("batched", (("items", p.batch),)) if p.batch > 1 else ("", ())
+    batched = p.batch > 1
     return DevicePlan(
         p.m, p.n, p.k, "N" if p.a.col == 1 else "T", "N" if p.b.col == 1 else "T",
         NumericPlan(p.contract, p.k, p.dtype_a, p.dtype_b, p.dtype_out, leaves), p.batch, device, here,
-        *hint.use, hint.reason, admission, expected, bound_us, bound, _crossovers(hint.row), form=form[0],
-        about=form[1], alternatives=others,
+        *hint.use, hint.reason, admission, expected, bound_us, bound, _crossovers(hint.row),
+        form="batched" if batched else "", about=(("items", p.batch),) if batched else (), alternatives=others,
     )  # fmt: skip
 
 

@@ -223,7 +223,8 @@ class GpuPlanner:
                 "contract of attention", limit="a chain", value=numeric.contract,
                 nearest=f"{numeric.contract.arithmetic}/chain",
             )  # fmt: skip
-        case = self._case(extents, types, numeric, Mask.parse(mask), sequences, heads, shared)
+        parsed = Mask.parse(mask)
+        case = self._case(extents, types, numeric, parsed, sequences, heads, shared)
         ranged = mask.startswith("window")
         names = ranked(together(case) if ranged else case)
         kernel, passed = KERNELS[names[0]], []
@@ -239,15 +240,13 @@ class GpuPlanner:
         others.append(("products and a softmax", "other numbers: its sums do not go leaf by leaf"))
         why = f"ranked first on {self.facts.multiprocessors} multiprocessors"
         why += "; behind it attention ranged, for ranges that begin apart" if ranged else ""
-        (m, n, k), about = (
-            extents,
-            {"sequences": sequences, "heads": heads, "shared": shared} | ({"mask": mask} if mask else {}),
-        )
+        m, n, k = extents
+        about = {"sequences": sequences, "heads": heads, "shared": shared} | ({"mask": mask} if mask else {})
         sizes = (sequences * (heads * m + 2 * shared * n) * k, sequences * heads * m * k)
         config = kernel.configs(together(case) if ranged else case)[0]
         return self._made(
             "attention", extents, "NN", numeric, (kernel, case, config), why, about, sizes, (*passed, *others),
-            flops=4 * sequences * heads * Mask.parse(mask).pairs(m, n) * k,
+            flops=4 * sequences * heads * parsed.pairs(m, n) * k,
         )  # fmt: skip
 
     def _case(

@@ -11,16 +11,15 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, NoReturn
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.dtypes import BFLOAT16
 from ..errors import DeviceError
 
 __all__ = ["HOST", "DeviceArray", "DeviceId", "device_array", "holder_of"]
 
 _TYPESTR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}  # the array protocol has no bfloat16: the same bits
-_BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 
 
 class DeviceId(NamedTuple):
@@ -104,7 +103,7 @@ def device_array(
         "strides": strides,
     }
     plain = np.asarray(Holder(interface, place, owner, stream))
-    return (plain.view(_BFLOAT16) if dtype is _BFLOAT16 else plain).view(DeviceArray)
+    return (plain.view(BFLOAT16) if dtype is BFLOAT16 else plain).view(DeviceArray)
 
 
 def holder_of(x: Any) -> Holder:

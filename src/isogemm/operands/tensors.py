@@ -214,16 +214,18 @@ def _plain(x: Any, dtype: np.dtype[Any]) -> Array | None:
 
 def _unwrapped(x: Any) -> Array | None:
     """The memory of a wrapper around other tensors, which says itself what that is, or has none."""
-    torch = sys.modules["torch"]
     try:
-        x = x.detach()
-        if x.dtype is torch.bfloat16:  # NumPy has no name for it: the same bits as uint16
-            words: Array = x.view(torch.uint16).numpy()
-            return words.view(BFLOAT16)
-        viewed: Array = x.numpy()
+        return _as_numpy(x.detach())
     except (RuntimeError, TypeError):
         return None
-    return viewed
+
+
+def _as_numpy(x: Any) -> Array:
+    """The array that a CPU tensor outside any gradient says it is."""
+    torch = sys.modules["torch"]
+    if x.dtype is torch.bfloat16:  # NumPy has no name for it: the same bits as uint16
+        return np.asarray(x.view(torch.uint16).numpy().view(BFLOAT16))
+    return np.asarray(x.numpy())
 
 
 def on_host(x: Any) -> Array:
@@ -235,10 +237,7 @@ def on_host(x: Any) -> Array:
         raise DTypeError("array", limit="an array without a mask", value="a masked array", nearest="x.filled(0)")
     if not hasattr(x, "detach"):
         return np.asarray(x)
-    x = x.detach().cpu()
-    if str(x.dtype) == "torch.bfloat16":
-        return np.asarray(x.view(sys.modules["torch"].uint16).numpy().view(BFLOAT16))
-    return np.asarray(x.numpy())
+    return _as_numpy(x.detach().cpu())
 
 
 def as_tensor(x: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,14 +119,13 @@ def synchronize(sizes: Sizes) -> None:
         torch.cuda.synchronize()
 
 
-def timed(sizes: Sizes, calls: Mapping[str, Callable[[], Any]], peer: str, pairs: Sequence[str] = ()) -> dict[str, Any]:
-    """Interleaved times until the device is done, and the speed of the others (or of `pairs`) relative to `peer`."""
+def timed(sizes: Sizes, calls: Mapping[str, Callable[[], Any]], peer: str) -> dict[str, Any]:
+    """Interleaved times until the device is done, and the speed of the others relative to `peer`."""
     clock = SyncClock(lambda: synchronize(sizes)) if sizes.device == "cuda" else WallClock()
     candidates = [Candidate(name, lambda i, call=call: call()) for name, call in calls.items()]
     timings = interleave(
         candidates, blocks=sizes.rounds, block_seconds=1e-3 if sizes.tiny else sizes.block_seconds, pause=0, clock=clock
     )
-    ours = pairs or [name for name in calls if name != peer]
-    verdicts = [verdict(timings[name], timings[peer]) for name in ours]
+    verdicts = [verdict(timings[name], timings[peer]) for name in calls if name != peer]
     found = row("", command="", timings=timings, verdicts=verdicts)
     return {key: found[key] for key in ("timings", "verdicts")}

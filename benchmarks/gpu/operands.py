@@ -17,10 +17,11 @@ from .bits import Sample, relative_error
 from .cases import CHAIN, ITEMSIZE, ROWS, Case
 from .peers import PEERS, without_split_k
 
-__all__ = ["Call", "Setup", "Shelf", "build", "few_rows"]
+__all__ = ["Call", "Setup", "Shelf", "build", "few_rows", "normal", "rotated"]
 
 Call = Callable[[int], Any]
 Peers = Mapping[str, Callable[[Any, Any], Any]]
+Contexts = Mapping[str, Callable[[], AbstractContextManager[None]]]
 L2_BYTES = 60 << 20  # of an H200; operands are rotated past three times as much
 ERROR_LENGTHS = (4096, 16384, 65536)  # of K, over which an order's error should be flat
 
@@ -46,7 +47,7 @@ class Setup:
     calls: dict[str, Call]
     copies: int
     check: Callable[[], dict[str, Any]]
-    under: Mapping[str, Callable[[], AbstractContextManager[None]]] = field(default_factory=dict)
+    under: Contexts = field(default_factory=dict)
     spacer: Callable[[], Any] | None = None
 
     def settings(self, name: str) -> AbstractContextManager[None]:
@@ -91,15 +92,18 @@ def normal(shape: tuple[int, ...], dtype: str, device: str, seed: int) -> Any:
     return torch.randn(shape, generator=generator, device=device).to(getattr(torch, dtype))
 
 
+def rotated(first: Any) -> list[Any]:
+    """A tensor and copies of it, past three times the device's cache."""
+    unused = [first]
+    return rotate(lambda: unused.pop() if unused else first.clone(), first.nbytes, cache_bytes=L2_BYTES)
+
+
 def _layer(case: Case, device: str, seed: int) -> Layer:
     rows = max(ROWS) if case.m in ROWS else case.m
     x = normal((rows, case.k), case.dtype, device, seed)
-    first = [normal((case.n, case.k), case.dtype, device, seed + 1)]
-    w = first[0]
-    if case.suite == "overhead":  # the host's time does not depend on where weights lie
-        weights = [w, *(w.clone() for _ in range(7))]
-    else:
-        weights = rotate(lambda: first.pop() if first else w.clone(), w.nbytes, cache_bytes=L2_BYTES)
+    w = normal((case.n, case.k), case.dtype, device, seed + 1)
+    # The host's time does not depend on where weights lie.
+    weights = [w, *(w.clone() for _ in range(7))] if case.suite == "overhead" else rotated(w)
     ends = [m - 1 for m in ROWS] + [0, rows // 3, rows - 1]
     return Layer(x, weights, Sample.of(x, w.T, case.definition, ends))
 
@@ -129,7 +133,7 @@ def _linear(case: Case, shelf: Shelf, peers: Peers) -> Setup:
         "isogemm": lambda i: isogemm.linear(x, weights[i % count], **options),
         "torch.mm": lambda i: torch.mm(x, columns[i % count]),
     }
-    under = {}
+    under: dict[str, Callable[[], AbstractContextManager[None]]] = {}
     if case.form in ("host", "wall"):
         out = torch.empty((case.m, case.n), dtype=x.dtype, device=x.device)
         calls["isogemm out="] = lambda i: isogemm.matmul(x, columns[i % count], out=out)
@@ -143,32 +147,32 @@ def _linear(case: Case, shelf: Shelf, peers: Peers) -> Setup:
         if PEERS[name][-1] == case.suite and ITEMSIZE[case.dtype] == 2:
             calls[name] = lambda i, peer=peer: peer(x, columns[i % count])
     scratch = torch.zeros(1024, device=x.device)
-    setup = Setup(calls, count, dict, under, (lambda: scratch.add_(1.0)) if case.spaced else None)
-    return Setup(calls, count, lambda: _check_linear(case, layer, setup), under, setup.spacer)
+    spacer = (lambda: scratch.add_(1.0)) if case.spaced else None
+    return Setup(calls, count, lambda: _check_linear(case, layer, calls, under), under, spacer)
 
 
-def _check_linear(case: Case, layer: Layer, setup: Setup) -> dict[str, Any]:
-    got = setup.calls["isogemm"](0)
+def _check_linear(case: Case, layer: Layer, calls: Mapping[str, Call], under: Contexts) -> dict[str, Any]:
+    got = calls["isogemm"](0)
     result = layer.sample.check(got)
     if case.suite == "llm":
         if layer.whole is None:
             layer.whole = isogemm.linear(layer.x, layer.weights[0], **_options(case))
         result |= {"batch_differing": differing(got, layer.whole[: case.m]), "batch_checked": got.numel()}
-    result["peers"] = _peers(setup, got)
+    result["peers"] = _peers(calls, got, under)
     if case.suite == "fp32":
         x, w = layer.x[: case.m], layer.weights[0]
-        result["errors"] = {n: relative_error(c(0), x, w.T) for n, c in setup.calls.items()}
+        result["errors"] = {n: relative_error(c(0), x, w.T) for n, c in calls.items()}
     if "leaf" in case.contract:
         result["errors over k"] = _errors_over_k(case, str(got.device))
     return result
 
 
-def _peers(setup: Setup, got: Any) -> dict[str, Any]:
+def _peers(calls: Mapping[str, Call], got: Any, under: Contexts = MappingProxyType({})) -> dict[str, Any]:
     """How many elements of each peer's result have other bits than ours."""
     found = {}
-    for name, call in setup.calls.items():
+    for name, call in calls.items():
         if not name.startswith("isogemm"):
-            with setup.settings(name):
+            with under.get(name, nullcontext)():
                 found[name] = {"differing": differing(call(0), got), "checked": got.numel()}
     return found
 
@@ -239,9 +243,8 @@ def _drawn(case: Case, shelf: Shelf) -> Setup:
         return normal((columns, rows), case.dtype, shelf.device, seed).T
 
     a = stored(case.m, case.k, case.layout[0], shelf.seed)
-    first = [stored(case.k, case.n, case.layout[1], shelf.seed + 1)]
-    b = first[0]
-    weights = rotate(lambda: first.pop() if first else b.clone(), b.nbytes, cache_bytes=L2_BYTES)
+    b = stored(case.k, case.n, case.layout[1], shelf.seed + 1)
+    weights = rotated(b)
     count, bias = len(weights), normal((case.n,), case.dtype, shelf.device, shelf.seed + 2) if case.bias else None
     calls: dict[str, Call] = {"isogemm": lambda i: isogemm.linear(a, weights[i % count].T, bias=bias)}
     if bias is None:
@@ -258,7 +261,7 @@ def _drawn(case: Case, shelf: Shelf) -> Setup:
         found = Sample.of(a, b, case.definition, [0, case.m // 2, case.m - 1]).check(plain)
         found["batch_differing"] = sum(differing(x, got[case.m - len(x) :]) for x in parts)
         found["batch_checked"] = sum(x.numel() for x in parts)
-        return found | {"peers": _peers(Setup(calls, count, dict), got)}
+        return found | {"peers": _peers(calls, got)}
 
     return Setup(calls, count, check)
 
@@ -286,7 +289,6 @@ def _batched(case: Case, shelf: Shelf) -> Setup:
             part = Sample.of(a[item], b[item], case.definition, [0, 1, case.m // 2, case.m - 1]).check(got[item])
             found |= {key: found[key] + part[key] for key in ("checked", "differing")}
             found["first"] = found["first"] or part["first"]
-        setup = Setup(calls, copies, dict)
-        return found | {"peers": _peers(setup, got)}
+        return found | {"peers": _peers(calls, got)}
 
     return Setup(calls, copies, check)

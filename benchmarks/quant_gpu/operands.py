@@ -14,12 +14,12 @@ import isogemm
 from isogemm.contract import compare, int32, reference
 from isogemm.formats.reference import decode
 from isogemm.lab import rotate
-from isogemm.operands.tensors import on_host
+from isogemm.operands.tensors import as_tensor, on_host
 from isogemm.quant import FORMATS, QuantizedMatrix
 from isogemm.study.bits import differing
 
 from ..gpu.bits import Sample
-from ..gpu.operands import L2_BYTES, normal
+from ..gpu.operands import L2_BYTES, normal, rotated
 from ..llama.cuda import LlamaCuda, Products, Weights
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, RANDOM, ROWS, Case
 from .peers import GEMLITE, GemLite
@@ -111,24 +111,12 @@ class Layer:
     @cached_property
     def plain(self) -> list[Any]:
         """Copies in bfloat16."""
-        import torch
-
-        dense = self.ours[0].dequantize("bfloat16")
-        if not isinstance(dense, torch.Tensor):
-            dense = torch.from_numpy(dense.view(np.int16)).view(torch.bfloat16)
-        first = [dense]
-        return rotate(lambda: first.pop() if first else dense.clone(), dense.nbytes, cache_bytes=L2_BYTES)
+        return rotated(as_tensor(self.ours[0].dequantize("bfloat16")))
 
     @cached_property
     def plain_fp32(self) -> list[Any]:
         """Copies in float32."""
-        import torch
-
-        dense = self.ours[0].dequantize()
-        if not isinstance(dense, torch.Tensor):
-            dense = torch.from_numpy(dense)
-        first = [dense]
-        return rotate(lambda: first.pop() if first else dense.clone(), dense.nbytes, cache_bytes=L2_BYTES)
+        return rotated(as_tensor(self.ours[0].dequantize()))
 
     @cached_property
     def x_fp32(self) -> Any:

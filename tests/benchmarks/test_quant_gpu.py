@@ -87,7 +87,8 @@ class StandIn:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    monkeypatch.setattr(quant_gpu_operands, "L2_BYTES", 64)
+    for module in ("gpu", "quant_gpu"):
+        monkeypatch.setattr(f"benchmarks.{module}.operands.L2_BYTES", 64)
     monkeypatch.setattr(quant_gpu_measure, "MOST_CALLS", 4)
     monkeypatch.setattr(quant_gpu_operands, "LEAST", 20)
 

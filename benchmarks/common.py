@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from isogemm.base.progress import Tell, progress_bar
-from isogemm.lab import Timing, read_json, relative_speed, verdict
+from isogemm.lab import Progress, Timing, read_json, relative_speed, verdict
 
 RESULTS = Path(__file__).parent / "results"
 STYLES = {"MET": "green", "NOT MET": "red", "AMBIGUOUS": "yellow", "NOT MEASURED": "dim"}
@@ -97,8 +97,8 @@ def groups_text(found: Sequence[Row]) -> Text:
 def bars_text(rows: Sequence[Row]) -> Text:
     """How many bars of the rows have each result."""
     bars = Counter(bar["result"] for row in rows for bar in row["bars"])
-    words = (Text(f"{bars[name]} {name.lower()}", style=STYLES[name]) for name in STYLES if bars[name])
-    return Text("bars: ") + Text(", ").join(words)
+    words = [Text(f"{bars[name]} {name.lower()}", style=STYLES[name]) for name in STYLES if bars[name]]
+    return Text("bars: ") + Text(", ").join(words or [Text("none")])
 
 
 def judged_text(bars: Sequence[Row], without: str = "") -> Text:
@@ -223,7 +223,7 @@ def measured(path: Path) -> dict[str, Any]:
     return run
 
 
-def listed(cases: Sequence[T]) -> Iterator[tuple[T, Callable[[int, int, str], None]]]:
+def listed(cases: Sequence[T]) -> Iterator[tuple[T, Progress]]:
     """The cases one by one under a bar of progress, each with a function that tells its own."""
     with progress_bar() as tell:
         for done, case in enumerate(cases):
@@ -231,7 +231,7 @@ def listed(cases: Sequence[T]) -> Iterator[tuple[T, Callable[[int, int, str], No
             yield case, _within(tell, done, len(cases), case.name)
 
 
-def _within(tell: Tell, done: int, total: int, name: str) -> Callable[[int, int, str], None]:
+def _within(tell: Tell, done: int, total: int, name: str) -> Progress:
     return lambda step, steps, what: tell(done, total, f"{name}: {what} ({step} of {steps})")
 
 

@@ -15,7 +15,7 @@ import typer
 
 from isogemm.base.disk import write_whole
 
-from .common import cell, measured, sources_text, wrapped
+from .common import Row, cell, measured, sources_text, wrapped
 from .cpu.cases import RANDOM
 from .cpu.measure import against, of_threads
 from .gpu.readme import gpu_section
@@ -29,7 +29,6 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "performance.md"
 README = ROOT / "README.md"
 HEADLINES = ("<!-- headlines: begin (generated) -->\n", "<!-- headlines: end -->")
-Row = Mapping[str, Any]
 
 # (words of the page, suite, rows of M; None for all)
 LINES = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from isogemm.lab import (
     Ceilings,
     Clock,
     CpuClock,
+    Progress,
     QuietClock,
     StreamingRead,
     Timing,
@@ -36,7 +37,6 @@ from .processes import ReportedClock, process_candidates
 __all__ = ["CLOCKS", "Machine", "Settings", "against", "judge", "measure"]
 
 CLOCKS = {"wall": WallClock, "cpu": CpuClock, "quiet": QuietClock}
-Report = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Machine:
         return [c.to_dict() for c in self._ceilings.values()]
 
 
-def measure(case: Case, settings: Settings, machine: Machine, report: Report) -> Iterator[dict[str, Any]]:
+def measure(case: Case, settings: Settings, machine: Machine, report: Progress) -> Iterator[dict[str, Any]]:
     """Rows of a case, one for each thread count. An error of ours becomes a row that says so."""
     if case.form == "process":
         spent, broken = _processes(case, settings, report)
@@ -121,7 +121,7 @@ def measure(case: Case, settings: Settings, machine: Machine, report: Report) ->
     gc.collect()  # a case holds up to a gigabyte; the next one needs it
 
 
-def _processes(case: Case, settings: Settings, report: Report) -> tuple[dict[str, Timing], str | None]:
+def _processes(case: Case, settings: Settings, report: Progress) -> tuple[dict[str, Timing], str | None]:
     """Timings, and the last words of a process that failed."""
     clock, candidates = ReportedClock(), process_candidates(case.label)
     try:
@@ -152,7 +152,7 @@ def _timed(
     threads: int,
     settings: Settings,
     machine: Machine,
-    report: Report,
+    report: Progress,
     clock: Clock,
 ) -> dict[str, Timing]:
     read = machine.read(threads) if case.streams else None

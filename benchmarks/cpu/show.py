@@ -8,14 +8,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ..common import bars_text, bits_text, judged_text, ratio_text, seconds_text
+from ..common import Row, bars_text, bits_text, judged_text, ratio_text, seconds_text
 from .operands import PEERS
 
 __all__ = ["summary", "table"]
 
 WORDS = {"FASTER": "green", "SLOWER": "red", "EQUAL": "", "AMBIGUOUS": "yellow"}
-
-Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> Table:

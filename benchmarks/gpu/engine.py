@@ -235,10 +235,7 @@ class CudaEngine:
             "cuda": torch.version.cuda,
             "packages": _versions("torch", "triton", "nvmath-python", "cuda-bindings", "nvidia-cublas"),
         }
-        fields = (
-            "driver_version,clocks.sm,clocks.mem,clocks.max.sm,clocks.max.mem,power.draw,power.limit,temperature.gpu"
-        )
-        words = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits", "--id=0"]
+        words = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "--id=0"]
         try:
             answer = subprocess.run(words, capture_output=True, text=True, check=False, timeout=20)
         except (OSError, subprocess.TimeoutExpired):

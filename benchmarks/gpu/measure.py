@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from isogemm.lab import Candidate, Ceilings, Clock, Timing, fastest, interleave, row, verdict
+from isogemm.lab import Candidate, Ceilings, Clock, Progress, Timing, fastest, interleave, row, verdict
 
 from ..common import Bar, graph_calls, least_speed, repeated, words_of
 from .cases import Case
@@ -20,7 +20,6 @@ __all__ = ["OURS", "Settings", "against", "judge", "measure"]
 
 OURS = "isogemm"
 SPACED = ", spaced"
-Report = Callable[[int, int, str], None]
 MOST_CALLS = 400
 
 
@@ -58,7 +57,7 @@ def measure(
     shelf: Shelf,
     ceilings: Mapping[str, float],
     peers: Peers = MappingProxyType({}),
-    report: Report | None = None,
+    report: Progress | None = None,
 ) -> dict[str, Any]:
     """The row of a case. An error of ours becomes a row that says so; a peer that cannot is named in ``absent``."""
     try:
@@ -89,7 +88,7 @@ def _drop_unable(setup: Setup) -> dict[str, str]:
 
 
 def _timed(
-    case: Case, setup: Setup, settings: Settings, engine: Engine, ceilings: Mapping[str, float], report: Report | None
+    case: Case, setup: Setup, settings: Settings, engine: Engine, ceilings: Mapping[str, float], report: Progress | None
 ) -> dict[str, Timing]:
     if case.form in ("host", "wall"):
         clock: Clock = engine.submit if case.form == "host" else engine.wall
@@ -135,13 +134,13 @@ def limits(case: Case, ceilings: Mapping[str, float]) -> Ceilings:
 
 def against(row: Mapping[str, Any], peer: str, ours: str = OURS) -> float | None:
     """Speed relative to a peer by the samples of a row; ``torch`` is the fastest of torch's ways."""
-    names = fastest_torch(list(row["timings"])) if peer == "torch" else [peer]
+    names = fastest_torch(row["timings"]) if peer == "torch" else [peer]
     return least_speed(row, ours, names)
 
 
 def judge(bar: Bar, timings: Mapping[str, Timing]) -> str:
     """Whether a bar is ``MET``, ``NOT MET``, ``AMBIGUOUS``, or ``NOT MEASURED``."""
-    names = fastest_torch(list(timings)) if bar.against == "torch" else [bar.against]
+    names = fastest_torch(timings) if bar.against == "torch" else [bar.against]
     present = [name for name in names if name in timings]
     if OURS not in timings or not present:
         return "NOT MEASURED"

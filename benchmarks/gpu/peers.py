@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -82,6 +82,6 @@ def _revision(folder: Path, name: str) -> str:
     return f"sha256 of {source.name} {hashlib.sha256(source.read_bytes()).hexdigest()[:16]}"
 
 
-def fastest_torch(names: Iterator[str] | list[str]) -> list[str]:
+def fastest_torch(names: Iterable[str]) -> list[str]:
     """The names among candidates that are torch's own ways, as its users call them."""
     return [name for name in names if name.startswith("torch.") and "," not in name]

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..common import cell, sources_text, summarize
+from ..common import Row, cell, sources_text, summarize
 from .cases import GROUPS, PEER, RANDOM
 from .measure import against
 
 __all__ = ["gpu_section"]
 
-Row = Mapping[str, Any]
 
 LINES = (
     ("M = 1 to 16", lambda m: m <= 16),

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
-from ..common import bits_text, geometric_mean, judged_text, least_speed, missing_text, seconds_text
+from ..common import Row, bits_text, geometric_mean, judged_text, least_speed, missing_text, seconds_text
 from .cases import PEER
 from .measure import OURS, SPACED, against
 
 __all__ = ["cells", "grid", "summary", "tables"]
-
-Row = Mapping[str, Any]
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..common import seconds_text, sources_text, wrapped
+from ..common import Row, seconds_text, sources_text, wrapped
 from .cases import GRAD, LINEARS, MAIN_GRAD, PART, ROUTED, TORCH, WHOLE
 
 __all__ = ["changed", "model_section"]
 
-Row = Mapping[str, Any]
 
 MODES = {"eager": "eager", "graph": "CUDA graph", "compile": "torch.compile", "compile-graph": "compiled, CUDA graph"}
 VARIANTS = (LINEARS, ROUTED, WHOLE)

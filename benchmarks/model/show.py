@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from ..common import STYLES, judged_text, ratio_text, seconds_text
+from ..common import Row, bars_text, judged_text, ratio_text, seconds_text
 from .cases import TORCH
 from .measure import OURS
 
 __all__ = ["line", "summary", "table"]
-
-Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -62,10 +59,7 @@ def line(row: Row) -> str:
 
 def summary(rows: Sequence[Row]) -> Text:
     """What is not in the table: failures, absences, and what torch's own bits do."""
-    text = Text("")
-    results = [bar["result"] for row in rows for bar in row["bars"]]
-    counts = [f"{results.count(word)} {word.lower()}" for word in STYLES if word in results]
-    text += Text("bars: " + ", ".join(counts or ["none"]))
+    text = bars_text(rows)
     changed = sum((row["correctness"] or {}).get(TORCH, {}).get("differing", 0) for row in rows)
     text += Text(f"; elements of plain torch that change with the batch: {changed:,}")
     absent: dict[str, list[str]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,14 +12,12 @@ from rich.table import Table
 from isogemm.base.progress import progress_bar
 from isogemm.lab import environment, write_json
 
-from ..common import counts_of, cpu_name, line_console, ratio_text, results_path, selected
+from ..common import Row, counts_of, cpu_name, line_console, ratio_text, results_path, selected
 from ..cpu.show import summary
 from ..llama.cpu import Llama
 from .measure import IN_PLACE, PEERS, ROWS, Case, Settings, cases, measure
 
 WIDTH = 200  # of the table, where the output is a file or a pipe
-
-Row = Mapping[str, Any]
 
 
 def main(
@@ -41,7 +39,7 @@ def main(
         raise typer.BadParameter("waiting threads spin, so CPU time says nothing of several", param_hint="--cpu-time")
     try:
         library = Llama(llama)
-    except (FileNotFoundError, OSError) as error:
+    except OSError as error:
         raise typer.BadParameter(str(error), param_hint="--llama") from error
     settings = Settings(counts, blocks, seed=seed, cpu_time=cpu_time)
     rows, path = _run(chosen, library, settings, json)

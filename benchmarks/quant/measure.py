@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from isogemm.lab import (
     WALL,
     Candidate,
     CpuClock,
+    Progress,
     StreamingRead,
     Timing,
     Work,
@@ -37,7 +38,6 @@ from ..llama.cpu import Llama, Product
 __all__ = ["FORMATS", "IN_PLACE", "PEERS", "ROWS", "SHAPES", "Case", "Settings", "bar", "cases", "measure"]
 
 Array = npt.NDArray[Any]
-Report = Callable[[int, int, str], None]
 
 FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
 SHAPES = ((4096, 4096), (9728, 2560), (2560, 9728))  # (n, k)
@@ -89,7 +89,7 @@ def bar(case: Case) -> float | None:
     return 2.5 if case.format == "Q8_0" else 1.1
 
 
-def measure(chosen: Sequence[Case], llama: Llama, settings: Settings, report: Report) -> Iterator[dict[str, Any]]:
+def measure(chosen: Sequence[Case], llama: Llama, settings: Settings, report: Progress) -> Iterator[dict[str, Any]]:
     """A row for each case and thread count."""
     reads = {t: StreamingRead(t) for t in settings.threads}
     weights: list[QuantizedMatrix] = []
@@ -151,7 +151,7 @@ def _measured(
     read: StreamingRead,
     threads: int,
     settings: Settings,
-    report: Report,
+    report: Progress,
 ) -> dict[str, Any]:
     count, out = len(weights), np.empty((case.m, case.n), np.float32)  # llama.cpp's result lies in one place too
     work = Work(2 * case.m * case.n * case.k, weights[0].nbytes + x.nbytes + out.nbytes)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..common import cell, sources_text
+from ..common import Row, cell, sources_text
 from .measure import FORMATS, PEERS, ROWS, SHAPES
 
 __all__ = ["quant_section"]
-
-Row = Mapping[str, Any]
 
 
 def quant_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from .kernels import kernel_of
 from .operands import LLAMA, TORCH, Call, Setup, Shelf, build
 from .peers import GEMLITE
 
-__all__ = ["Settings", "checks", "groups", "measure", "ratio", "wrong"]
+__all__ = ["Settings", "checks", "groups", "measure", "wrong"]
 
 ARITHMETIC = "bfloat16"
 MOST_CALLS = 400
@@ -118,16 +118,11 @@ def _limits(ceilings: Mapping[str, float]) -> Ceilings:
     return Ceilings(1, ceilings["bytes_per_second"], ceilings[ARITHMETIC])
 
 
-def ratio(row: Mapping[str, Any], ours: str, peer: str) -> float | None:
-    """Speed relative to a peer by the samples of a row."""
-    return least_speed(row, ours, [peer])
-
-
 def groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Groups of drawn products, of each path."""
     found = []
     for path, ours in (("same", OURS), ("q8", Q8)):
-        each = summarize(rows, GROUPS, lambda row, peer, ours=ours: ratio(row, ours, peer))  # type: ignore[misc]
+        each = summarize(rows, GROUPS, lambda row, peer, ours=ours: least_speed(row, ours, [peer]))  # type: ignore[misc]
         found += [{**group, "group": f"{path}, {group['group']}"} for group in each]
     return found
 

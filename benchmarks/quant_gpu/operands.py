@@ -18,6 +18,7 @@ from isogemm.operands.tensors import as_tensor, on_host
 from isogemm.quant import FORMATS, QuantizedMatrix
 from isogemm.study.bits import differing
 
+from ..common import words_of
 from ..gpu.bits import Sample
 from ..gpu.operands import L2_BYTES, normal, rotated
 from ..llama.cuda import LlamaCuda, Products, Weights
@@ -270,7 +271,7 @@ def _able(made: dict[str, Callable[[], Call]]) -> tuple[dict[str, Call], dict[st
             call = make()
             call.run(0)
         except Exception as error:
-            absent[name] = f"{type(error).__name__}: {error}".rstrip(": ")
+            absent[name] = words_of(error)
         else:
             calls[name] = call
     return calls, absent

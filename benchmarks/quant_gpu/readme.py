@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..common import sources_text, wrapped
+from ..common import Row, sources_text, wrapped
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8, RANDOM
 from .measure import checks, groups
 
 __all__ = ["quant_gpu_section"]
-
-Row = Mapping[str, Any]
 
 
 def quant_gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from ..common import bars_text, judged_text, missing_text, seconds_text
+from ..common import Row, bars_text, judged_text, missing_text, ratio_text, seconds_text
 from .cases import FP32, OURS, PLAIN, PLAIN_FP32, Q8
 from .measure import checks, wrong
 from .operands import LLAMA, TORCH
@@ -16,7 +15,6 @@ from .peers import GEMLITE
 
 __all__ = ["line", "summary", "table"]
 
-Row = Mapping[str, Any]
 AGAINST = ((OURS, PLAIN), (OURS, TORCH), (OURS, GEMLITE), (OURS, LLAMA), (Q8, PLAIN), (Q8, LLAMA), (FP32, PLAIN_FP32))
 
 
@@ -49,7 +47,7 @@ def _time(row: Row, name: str) -> str:
 def _ratio(row: Row, ours: str, peer: str) -> str:
     for v in row["verdicts"]:
         if (v["ours"], v["peer"]) == (ours, peer):
-            return f"{v['ratio']:.2f} [{v['low']:.2f}–{v['high']:.2f}]"
+            return ratio_text(v)
     return "–"
 
 

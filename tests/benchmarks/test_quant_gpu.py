@@ -31,7 +31,7 @@ from benchmarks.quant_gpu.cases import (
     drawn,
 )  # fmt: skip
 from benchmarks.quant_gpu.kernels import kernel_of
-from benchmarks.quant_gpu.measure import Settings, groups, measure, ratio, wrong
+from benchmarks.quant_gpu.measure import Settings, groups, measure, wrong
 from benchmarks.quant_gpu.operands import LLAMA, TORCH, Peers, Shelf, blocks
 from benchmarks.quant_gpu.peers import GEMLITE, GemLite, _compile_all, grouped, load_gemlite, q4_0_codes
 from benchmarks.quant_gpu.readme import quant_gpu_section
@@ -274,7 +274,6 @@ def test_an_error_of_ours_is_a_row_and_peers_that_cannot_are_named(monkeypatch):
     assert row["absent"] == {GEMLITE: "IndexError: list index out of range"}
     assert "absent: gemlite: IndexError" in summary([row]).plain
     assert "failed: NotImplementedError" in line(row)
-    assert ratio(row, OURS, PLAIN) is None
 
 
 def test_who_cannot_be_captured_or_checked_loses_nothing_else(monkeypatch):

@@ -37,6 +37,7 @@ from isogemm.program.executor import CANARIES
 
 from .common import (
     Bar,
+    Row,
     check_peers,
     cpu_name,
     line_console,
@@ -58,7 +59,6 @@ MEMORY_BAR, CANARY_BAR = 1.15, 0.01  # of the bytes that live at once, and of a 
 TIMED = 9  # steps of which each operation is timed
 RATE = 1e-6  # of AdamW, so small that the numbers stay those of a first step
 
-Row = Mapping[str, Any]
 Step = Callable[[], object]
 
 
@@ -131,10 +131,10 @@ def measure(
     clock = CpuClock() if cpu_time else WALL
     timings = interleave(candidates, blocks=blocks, pause=0.05, progress=report, clock=clock)
     verdicts = [verdict(timings[OURS], timings[name]) for name in (CONVERTED, PLAIN)]
-    shares = phases(ours, steps[OURS])
+    shares, flops = phases(ours, steps[OURS]), sum(call.flops for call in made.lowered.calls)
     return row(
         f"train batch={batch} tokens={tokens}", command=command, timings=timings, verdicts=verdicts,
-        kernel=made.plan["schema"], correctness=correctness, work=Work(flops(made), made.layout["bytes"]), seed=seed,
+        kernel=made.plan["schema"], correctness=correctness, work=Work(flops, made.layout["bytes"]), seed=seed,
         threads=threads, clock="cpu" if cpu_time else "wall", model=model.to_dict(), batch=batch, tokens=tokens,
         operations=len(made.plan["ops"]),
         memory={name: made.layout[name] for name in ("bytes", "lower_bound")},
@@ -148,16 +148,6 @@ def compared(made: Program, run: Any, peer: Any) -> dict[str, Any]:
     pairs = [(run.array(f"dw.{name}"), found[key].grad.numpy()) for name, key, _ in made.model.weights()]
     checked, wrong = sum(x.size for x, _ in pairs), sum(differing(*pair) for pair in pairs)
     return {"contract": "fma/chain", "checked": checked, "differing": wrong}
-
-
-def flops(made: Program) -> int:
-    """Of all products of a step."""
-    return sum(
-        2 * m * n * k * (call.extent if call.kernel == "gemm_batched" else 1)
-        for call in made.lowered.calls
-        if call.kernel.startswith("gemm")
-        for m, n, k in [call.shape]
-    )
 
 
 def phases(run: Any, step: Step) -> dict[str, float]:

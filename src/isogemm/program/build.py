@@ -173,10 +173,7 @@ def _backward(graph: Graph) -> None:
     to = Gradients(graph)
     for op in reversed(list(graph.operations)):
         to.phase = op.phase.replace("forward", "backward")
-        if op.kind == "loss":
-            GRADIENTS[op.kind](to, op, "loss")
-        else:
-            GRADIENTS[op.kind](to, op, to.of(op.writes[0]))
+        GRADIENTS[op.kind](to, op, "loss" if op.kind == "loss" else to.of(op.writes[0]))
 
 
 def _recompute(graph: Graph) -> None:

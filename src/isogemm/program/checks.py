@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import OptionError
-from .layout import ALIGN, CANARY, lifetimes, make_layout
+from .layout import ALIGN, CANARY, lifetimes, make_layout, span
 from .lowering import Lowered
 from .plan import choices_of, make_plan
 
@@ -108,8 +108,8 @@ def check_layout(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str,
         _same(f"tensors[{i}]", want | {"offset": entry["offset"]}, entry)
         if entry["offset"] % ALIGN:
             _refuse(f"tensors[{i}].offset", f"a multiple of {ALIGN}", entry["offset"], entry["offset"] // ALIGN * ALIGN)
-        end = entry["offset"] + -(-entry["bytes"] // ALIGN) * ALIGN + CANARY
-        if entry["offset"] < CANARY or end > layout["bytes"]:
+        begin, end = span(entry)
+        if begin < 0 or end > layout["bytes"]:
             limit = f"within the {layout['bytes']} bytes, canaries included"
             _refuse(f"tensors[{i}].offset", limit, entry["offset"], CANARY)
     _check_apart(layout, lives, {name: i for name, (i, _) in entries.items()})
@@ -120,13 +120,10 @@ def check_layout(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str,
 
 def _check_apart(layout: Mapping[str, Any], lives: Mapping[str, tuple[int, int]], place: Mapping[str, int]) -> None:
     """No two tensors that live at once overlap, canaries included."""
-    spans = sorted(
-        (e["offset"] - CANARY, e["offset"] + -(-e["bytes"] // ALIGN) * ALIGN + CANARY, e["name"])
-        for e in layout["tensors"]
-    )
+    spans = sorted((*span(entry), entry["name"]) for entry in layout["tensors"])
     active: list[tuple[int, int, str]] = []
     for begin, end, name in spans:
-        active = [span for span in active if span[1] > begin]
+        active = [other for other in active if other[1] > begin]
         for _, other_end, other in active:
             first, last = max(lives[name][0], lives[other][0]), min(lives[name][1], lives[other][1])
             if first <= last:
@@ -139,9 +136,8 @@ def _check_sections(layout: Mapping[str, Any]) -> None:
     """Sections are just what their tensors cover, and the allocation ends with the last."""
     last = 0
     for i, section in enumerate(layout["sections"]):
-        some = [e for e in layout["tensors"] if e["section"] == section["name"]]
-        begin = min((e["offset"] - CANARY for e in some), default=0)
-        end = max((e["offset"] + -(-e["bytes"] // ALIGN) * ALIGN + CANARY for e in some), default=0)
+        some = [span(entry) for entry in layout["tensors"] if entry["section"] == section["name"]]
+        begin, end = min((b for b, _ in some), default=0), max((e for _, e in some), default=0)
         if (section["offset"], section["bytes"]) != (begin, end - begin):
             _refuse(
                 f"sections[{i}]", "what its tensors cover", (section["offset"], section["bytes"]), (begin, end - begin)

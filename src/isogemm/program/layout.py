@@ -36,6 +36,12 @@ def slot(size: int) -> int:
     return CANARY + -(-size // ALIGN) * ALIGN + CANARY
 
 
+def span(entry: Mapping[str, Any]) -> tuple[int, int]:
+    """Where a tensor of a layout begins and ends, canaries included."""
+    begin = entry["offset"] - CANARY
+    return begin, begin + slot(entry["bytes"])
+
+
 def lower_bound(values: Mapping[str, Value], lives: Mapping[str, tuple[int, int]]) -> int:
     """The most bytes of tensors that live at once: no layout can do with less."""
     change: dict[int, int] = {}

@@ -40,6 +40,14 @@ class PlannedCall:
     options: Mapping[str, Any] = field(default_factory=dict)
     reduction: tuple[str, str, str] | None = None
 
+    @property
+    def flops(self) -> int:
+        """Of all products of the call; 0 where it makes none."""
+        m, n, k = self.shape
+        if not self.kernel.startswith("gemm"):
+            return 0
+        return 2 * m * n * k * (self.extent if self.kernel == "gemm_batched" else 1)
+
 
 @dataclass(slots=True)
 class Lowered:
@@ -355,17 +363,19 @@ def _attention_back(to: Lowered, op: GraphNode) -> None:
     dy, q, k, v, y, m, total = op.reads
     heads, rows, scale = b * shared, t * groups, d**-0.5
 
-    def rows_of(name: str, part: str, source: View) -> View:
+    def rows_of(part: str, source: View) -> View:
         found = to.temporary(f"tmp.{part}.{op.name}", b, shared, t, groups, source.shape[-1])
         _moved(to, op, source, found, part)
         return of_shape(found.name, (heads, rows, source.shape[-1]))
 
-    by_token = {x: turned(of_shape(x, (b, t, shared, groups, d)), 0, 2, 1, 3, 4) for x in (dy, y)}
-    by_head = {
-        x: turned(of_shape(x, (b, shared, groups, t, w)), 0, 1, 3, 2, 4) for x, w in ((q, d), (m, 1), (total, 1))
-    }
-    dys, ys = rows_of(dy, "dy", by_token[dy]), rows_of(y, "y", by_token[y])
-    queries, largest, sums = (rows_of(x, part, by_head[x]) for x, part in ((q, "q"), (m, "m"), (total, "l")))
+    dys, ys = (
+        rows_of(part, turned(of_shape(x, (b, t, shared, groups, d)), 0, 2, 1, 3, 4))
+        for part, x in (("dy", dy), ("y", y))
+    )
+    queries, largest, sums = (
+        rows_of(part, turned(of_shape(x, (b, shared, groups, t, width)), 0, 1, 3, 2, 4))
+        for part, x, width in (("q", q, d), ("m", m, 1), ("l", total, 1))
+    )
     delta = to.temporary(f"tmp.delta.{op.name}", heads * rows)
     flat = tuple(of_shape(x.name, (heads * rows, d)) for x in (dys, ys))
     to.call(op, "row_dot", flat, (delta,), (heads * rows, d, 1), "m", heads * rows, "delta")

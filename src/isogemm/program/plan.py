@@ -103,12 +103,12 @@ def _entry(number: int, call: PlannedCall, choices: Choices, threads: int, lower
 
 def _expected_us(call: PlannedCall, dispatch: Mapping[str, Any], lowered: Lowered) -> float:
     """Time on cores like the one that was measured, which share the work where there is some for each."""
-    (m, n, k), chunks, threads = call.shape, 1, int(dispatch["threads"])
+    (m, n, _), chunks, threads = call.shape, 1, int(dispatch["threads"])
     for axis, tile, extent in (("m", dispatch["tile_m"], m), ("n", dispatch["tile_n"], n)):
         chunks *= -(-(extent if call.axis == "mn" else call.extent) // tile) if axis in dispatch["split_axis"] else 1
     if dispatch["split_axis"] not in ("none", "m", "n", "mn"):
         chunks = -(-call.extent // dispatch["tile_m"])
-    work = 2 * m * n * k * (call.extent if call.kernel == "gemm_batched" else 1) / GFLOPS
+    work = call.flops / GFLOPS
     if not call.kernel.startswith("gemm"):
         work = sum(lowered.values[name].size for name in {*call.reads, *call.writes}) / GBYTES
     return round(work / min(chunks, threads) / 1e3, 3)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from isogemm.backends.cpu.emit.target import target
+from isogemm.base.dtypes import ITEMSIZE
 from isogemm.lab import Work
 
 from ..common import Bar, Group, Row, Worded
@@ -22,7 +23,6 @@ LAYOUTS = ("NN", "NT", "TN", "TT")
 LINEARS = ((4096, 2560), (2560, 4096), (9728, 2560), (2560, 9728))
 ROWS = (1, 2, 4, 8, 16, 20, 32, 64, 256, 1024)
 BF16_ROWS = (1, 4, 16, 64)
-ITEMSIZE = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 import isogemm
+from isogemm.base.dtypes import NUMPY
 from isogemm.lab import Candidate, Run, rotate
+from isogemm.operands.tensors import as_tensor
 
 from .cases import Case
 
@@ -20,7 +21,6 @@ __all__ = ["PEERS", "Setup", "build", "compare", "have_torch"]
 Array = NDArray[Any]
 PEERS = ("numpy", "torch")
 SAMPLED_ROWS, SAMPLED_COLUMNS = 8, 64
-DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +62,8 @@ def build(case: Case, peers: Sequence[str], seed: int) -> Setup:
 
 def _values(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, transposed: bool = False) -> Array:
     stored = (*shape[:-2], shape[-1], shape[-2]) if transposed else shape
-    values: Array = rng.standard_normal(stored, np.float32).astype(DTYPES[dtype])
+    values: Array = rng.standard_normal(stored, np.float32).astype(NUMPY[dtype])
     return values.swapaxes(-1, -2) if transposed else values
-
-
-def _tensor(x: Array) -> Any:
-    """The same memory as a torch tensor."""
-    import torch
-
-    if x.dtype == DTYPES["bfloat16"]:
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
 
 
 def _matmul(case: Case, peers: Sequence[str], rng: np.random.Generator) -> Setup:
@@ -86,7 +77,7 @@ def _matmul(case: Case, peers: Sequence[str], rng: np.random.Generator) -> Setup
     if "torch" in peers:
         import torch
 
-        calls["torch"] = _matmul_call(torch.matmul, _tensor(a), _tensor(b), _tensor(outs["torch"]), case.form)
+        calls["torch"] = _matmul_call(torch.matmul, as_tensor(a), as_tensor(b), as_tensor(outs["torch"]), case.form)
 
     def result() -> tuple[Array, Array, Array]:
         outs["isogemm"].fill(np.nan)
@@ -115,7 +106,7 @@ def _linear(case: Case, peers: Sequence[str], rng: np.random.Generator) -> Setup
     if "torch" in peers:
         import torch
 
-        tx, tensors, linear = _tensor(x), [_tensor(v) for v in weights], torch.nn.functional.linear
+        tx, tensors, linear = as_tensor(x), [as_tensor(v) for v in weights], torch.nn.functional.linear
         calls["torch"] = lambda i: linear(tx, tensors[i % count])
 
     def result() -> tuple[Array, Array, Array]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from isogemm.base.dtypes import ITEMSIZE
 from isogemm.lab import Work
 
 from ..common import Bar, Group, Row, Worded
@@ -19,7 +20,6 @@ Form = Literal["linear", "gradient", "batched", "drawn", "host", "wall", "replay
 LLM = ((6144, 2560), (2560, 4096), (19456, 2560), (2560, 9728), (4096, 4096), (28672, 4096), (4096, 14336))
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 DECODE = tuple(m for m in ROWS if m <= 16)
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 DEFAULTS = {"float32": "fma/chain", "bfloat16": "tensor_core:sm90/chain", "float16": "tensor_core:sm90/chain"}
 PEER = "batch_invariant_ops"
 TBIK, SGLANG = "tbik", "tp_invariant_ops"  # the same sums in a tree of K, whatever the number of GPUs

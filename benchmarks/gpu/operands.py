@@ -10,11 +10,12 @@ from types import MappingProxyType
 from typing import Any
 
 import isogemm
+from isogemm.base.dtypes import ITEMSIZE
 from isogemm.lab import rotate
 from isogemm.study.bits import differing
 
 from .bits import Sample, relative_error
-from .cases import CHAIN, ITEMSIZE, ROWS, Case
+from .cases import CHAIN, ROWS, Case
 from .peers import PEERS, without_split_k
 
 __all__ = ["Call", "Setup", "Shelf", "build", "few_rows", "normal", "rotated"]

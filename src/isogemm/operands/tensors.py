@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import BFLOAT16, FACTORS, INTEGERS, OF_COMPLEX, OR_INT8, TORCH, supported
+from ..base.dtypes import BFLOAT16, FACTORS, INTEGERS, OF_COMPLEX, OR_INT8, TORCH, supported, torch_name
 from ..errors import DTypeError, LayoutError, OptionError
 from .device_array import foreign_device
 from .memory import tensor_of, view
@@ -187,7 +187,7 @@ def memory(name: str, x: Any) -> Array:
 
     Raises LayoutError: the tensor has no memory that could be viewed.
     """
-    viewed = _plain(x, np.dtype(str(x.dtype).removeprefix("torch.")))
+    viewed = _plain(x, np.dtype(torch_name(x.dtype)))
     if viewed is None:
         raise _no_memory(name, x)
     return viewed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ....base.dtypes import NUMPY
+from ....base.dtypes import NUMPY, torch_name
 from ....contract.attention import factor
 from ....errors import ContractError, DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from ....operands import cuda as arrays
@@ -43,7 +43,7 @@ def _device_of(plan: Any, each: Sequence[Any]) -> DeviceId:
             raise DeviceError(
                 "device of a replay", limit=f"{plan.device}, the plan's", value=name, nearest="a plan for that device"
             )
-        dtype = str(getattr(x, "dtype", "")).removeprefix("torch.")
+        dtype = torch_name(getattr(x, "dtype", ""))
         legal = (plan.numeric.dtype_a, plan.numeric.dtype_b, "bool")
         if is_tensor(x) and dtype not in legal:
             raise DTypeError("operands of a replay", limit=", ".join(legal[:2]), value=dtype, nearest=legal[0])

@@ -17,6 +17,7 @@ from isogemm.backends.cpu.emit import descriptor
 from isogemm.backends.cpu.gemm import launch
 from isogemm.backends.cpu.quant import launch as quant_launch
 from isogemm.backends.cpu.work import WorkPlan
+from isogemm.backends.cuda.plans.plan import DevicePlan
 from isogemm.cli import app
 from isogemm.contract.attention import attention as definition
 from isogemm.contract.attention import ranges
@@ -149,6 +150,19 @@ def test_attention_with_a_mask(tokens, keys, mask, launched, monkeypatch):
             plan.run(q, k, v)
         with pytest.raises(DTypeError, match="mask of a replay"):
             plan.run(q, k, v, given.astype(bool if mask == "added" else np.float32))
+
+
+@pytest.mark.parametrize("text", ["x", "[]", "3", None])
+def test_what_is_no_plan_is_refused(text):
+    for kind in (WorkPlan, DevicePlan):
+        with pytest.raises(OptionError, match="plan: limit"):
+            kind.from_json(text)
+
+
+@pytest.mark.parametrize(("name", "value"), [("numeric", {}), ("numeric", 3), ("form", "x"), ("about", 5), ("m", "a")])
+def test_a_damaged_plan_is_refused(name, value):
+    with pytest.raises(OptionError, match="plan: limit: what to_dict"):
+        WorkPlan.from_dict(isogemm.plan(4, 8, 32, batch=5).to_dict() | {name: value})
 
 
 @pytest.mark.usefixtures("_threads")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..contract.spec import Contract, ContractLike, Order, as_contract
-from ..errors import ContractError, OptionError
+from ..errors import ContractError, IsogemmError, OptionError
 
 if TYPE_CHECKING:
     from .product import Product, Strides
@@ -96,6 +98,35 @@ class AnyPlan:
         for name, value in self.rows():
             table.add_row(name, Text(value))  # as it is: a configuration in brackets is no markup
         return table
+
+
+def plan_data(text: str) -> Any:
+    """The data in a plan's JSON.
+
+    Raises OptionError: it is none.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        limit, nearest = "JSON of a plan", "what to_json() gave"
+        raise OptionError("plan", limit=limit, value=str(error), nearest=nearest) from error
+
+
+@contextmanager
+def reading(data: Any, schema: str) -> Iterator[None]:
+    """Read a plan's data.
+
+    Raises OptionError: it is not of this schema, or a part of it is missing or not what it can be.
+    """
+    given, nearest = data.get("schema") if isinstance(data, Mapping) else None, "isogemm.plan(...)"
+    if given != schema:
+        raise OptionError("plan", limit=f"schema {schema}", value=given, nearest=nearest)
+    try:
+        yield
+    except IsogemmError:
+        raise
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
+        raise OptionError("plan", limit="what to_dict() gave", value=repr(error), nearest=nearest) from error
 
 
 @dataclass(frozen=True, slots=True)

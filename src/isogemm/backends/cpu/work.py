@@ -21,7 +21,7 @@ from ...contract.spec import ContractLike
 from ...errors import DTypeError, OptionError, ShapeError
 from ...formats.blocks import format_of
 from ...problem.forms import Mask, asked, operand_shapes, shape_of
-from ...problem.numeric import AnyPlan, NumericPlan, integer_contract, numeric_plan, word
+from ...problem.numeric import AnyPlan, NumericPlan, integer_contract, numeric_plan, plan_data, reading, word
 from ...problem.settings import Settings
 from .attention import run as attention
 from .gemm import execute
@@ -90,22 +90,21 @@ class WorkPlan(AnyPlan):
         Raises
         ------
         OptionError
-            Not a plan of this schema, or this machine plans these products otherwise.
+            Not a plan of this schema, or a damaged one, or this machine plans these products otherwise.
         """
-        if data.get("schema") != SCHEMA:
-            raise OptionError("plan", limit=f"schema {SCHEMA}", value=data.get("schema"), nearest="isogemm.plan(...)")
-        given, about = data["numeric"], dict(data["about"])
-        extents, trans = (data["m"], data["n"], data["k"]), data["trans_a"] + data["trans_b"]
-        types = given["dtype_a"], given["dtype_b"], given["out_dtype"]
-        found = MAKERS[data["form"]](extents, types, trans, given["contract"], data["threads"], **about)
+        with reading(data, SCHEMA):
+            given, about = data["numeric"], dict(data["about"])
+            extents, trans = (data["m"], data["n"], data["k"]), data["trans_a"] + data["trans_b"]
+            types = given["dtype_a"], given["dtype_b"], given["out_dtype"]
+            found = MAKERS[data["form"]](extents, types, trans, given["contract"], data["threads"], **about)
         if json.loads(found.to_json()) != json.loads(json.dumps(data)):
             raise OptionError("plan", limit=f"what this machine plans, {found.digest}", value="another", nearest=found)
         return found
 
     @classmethod
     def from_json(cls, text: str) -> WorkPlan:
-        """A plan from `to_json`'s text."""
-        return cls.from_dict(json.loads(text))
+        """A plan from `to_json`'s text. Raises as `from_dict`."""
+        return cls.from_dict(plan_data(text))
 
     def run(self, *operands: Any) -> Any:
         """Replay: the products of a and b, of x and a quantized w, or attention of q, k and v, as new arrays.

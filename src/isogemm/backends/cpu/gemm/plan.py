@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -14,7 +13,7 @@ from ....base.threads import get_num_threads
 from ....contract.spec import Contract, ContractLike
 from ....errors import DTypeError, OptionError, ShapeError
 from ....operands.views import array
-from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan, word
+from ....problem.numeric import USUAL, AnyPlan, NumericPlan, numeric_plan, plan_data, word
 from ....problem.settings import Settings, check_integers, check_operand
 from ..emit.target import target
 from .exact import PIECE
@@ -162,12 +161,7 @@ class Plan(AnyPlan):
     @classmethod
     def from_json(cls, text: str) -> Plan:
         """A plan from `to_json`'s text. Raises as `from_dict`."""
-        try:
-            data = json.loads(text)
-        except (ValueError, TypeError, RecursionError) as error:
-            limit, nearest = "JSON of a plan", "what to_json() gave"
-            raise OptionError("plan", limit=limit, value=str(error), nearest=nearest) from error
-        return cls.from_dict(data)
+        return cls.from_dict(plan_data(text))
 
     def run(self, a: Any, b: Any) -> Any:
         """Replay: the product a[m, k] @ b[k, n] by exactly this schedule, as a new array.

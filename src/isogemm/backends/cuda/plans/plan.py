@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from itertools import islice
@@ -16,7 +15,7 @@ from ....planner.products import Chooser, Ranking
 from ....planner.tables import DeviceLimits, Hint, Table, TunedRow
 from ....planner.trials import NATIVE, golden_products, variant_of
 from ....problem.forms import asked
-from ....problem.numeric import USUAL, AnyPlan, NumericPlan, is_packed, numeric_key, word
+from ....problem.numeric import USUAL, AnyPlan, NumericPlan, is_packed, numeric_key, plan_data, reading, word
 from ....problem.product import Product
 from ..gemm.cublaslt.family import walks
 
@@ -60,20 +59,22 @@ class DevicePlan(AnyPlan):
         Raises
         ------
         OptionError
-            Not a plan of this schema.
+            Not a plan of this schema, or a damaged one.
         """
         names = {field.name for field in fields(cls)}
-        if data.get("schema") != SCHEMA or data.keys() - {"schema"} != names:
-            wrong = data.get("schema") if data.get("schema") != SCHEMA else sorted(names ^ (data.keys() - {"schema"}))
-            raise OptionError("plan", limit=f"schema {SCHEMA}", value=wrong, nearest="isogemm.plan(...)")
-        given = data["numeric"]
-        numeric = NumericPlan(**given | {"contract": Contract.parse(given["contract"])})
+        with reading(data, SCHEMA):
+            wrong = names ^ (data.keys() - {"schema"})
+            if wrong:
+                limit, nearest = f"schema {SCHEMA}", "isogemm.plan(...)"
+                raise OptionError("plan", limit=limit, value=sorted(wrong), nearest=nearest)
+            given = data["numeric"]
+            numeric = NumericPlan(**given | {"contract": Contract.parse(given["contract"])})
         return cls(**{name: _frozen(data[name]) for name in names - {"numeric"}}, numeric=numeric)
 
     @classmethod
     def from_json(cls, text: str) -> DevicePlan:
-        """A plan from `to_json`'s text."""
-        return cls.from_dict(json.loads(text))
+        """A plan from `to_json`'s text. Raises as `from_dict`."""
+        return cls.from_dict(plan_data(text))
 
     def run(self, *operands: Any) -> Any:
         """Replay by exactly this kernel, on CUDA tensors: a and b, lists of them, x and a quantized w, or q, k and v.

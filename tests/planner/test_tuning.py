@@ -237,6 +237,8 @@ def test_products_from_a_file(tmp_path: Path) -> None:
     assert lab.read_wanted(str(path)) == [Wanted("8x4", 8, 4, "NN", 2, (3,)), Wanted("up", 5, 6)]
     path.write_text('[{"n": 8, "k": 4, "m": 3}]')  # no list
     assert lab.read_wanted(str(path)) == [Wanted("8x4", 8, 4, ms=(3,))]
+    path.write_text('\ufeff[{"n": 8, "k": 4, "batch": 2}]')  # as some editors begin a file
+    assert lab.read_wanted(str(path)) == [Wanted("8x4", 8, 4, batch=2)]
     (tmp_path / "shapes.csv").write_text("24,40,fake\n")
     assert lab.read_wanted(str(tmp_path / "shapes.csv")) == [Wanted("fake", 24, 40)]
     for text, word in (

@@ -44,7 +44,7 @@ def read_wanted(path: str) -> list[Wanted]:
     Raises OptionError or ShapeError: the file cannot be read, or a field is out of range; the message names it.
     """
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = json.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError):
         content = None  # another format, or an error that the reader of shapes words
     if not (isinstance(content, list) and content and all(isinstance(row, dict) for row in content)):

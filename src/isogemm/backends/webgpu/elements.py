@@ -16,8 +16,8 @@ from ...errors import ContractError
 from ...operands.device_array import holder_of
 from ...problem.settings import Settings
 from .adapter import Adapter
-from .array import WebGpuArray, buffer_of, empty, from_numpy, offset_of
-from .launch import bound, bytes_of, shrinks, steps
+from .array import WebGpuArray, buffer_of, empty, from_numpy
+from .launch import bound, bytes_of, placed, shrinks
 from .source import WRITE_HALF, element, part, rounding_store
 
 Array = NDArray[Any]
@@ -133,5 +133,5 @@ def _over(adapter: Adapter, code: str, views: tuple[Array, ...], rest: list[int 
     places = [bound(x) for x in views]
     numbers: list[int | float] = [m, n]
     for x, (_, first, _) in zip(views, places, strict=True):
-        numbers += [(offset_of(x) - first) // x.itemsize, *steps(x)]
+        numbers += placed(x, first)
     adapter.launch(code, [*numbers, *rest], dict(enumerate(places, 1)), (-(-n // 64), m))

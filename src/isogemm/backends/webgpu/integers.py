@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from ...base.dtypes import FLOAT32
 from ...operands.device_array import holder_of
 from .adapter import Adapter
-from .array import empty, offset_of
-from .launch import EXTRA, OUT, A, bound, steps
+from .array import empty
+from .launch import EXTRA, OUT, A, bound, placed
 from .source import assembled, element
 
 Array = NDArray[Any]
@@ -34,7 +34,7 @@ def run_quantize(adapter: Adapter, code: str, x: Array, block: int) -> Quantized
     made = Quantized(empty((m, k // 4), FLOAT32, place), empty((m, k // block), FLOAT32, place))
     numbers = [m, k // block, k, 0]
     for view in (x, x, made.codes):
-        numbers += [(offset_of(view) - bound(view)[1]) // view.itemsize, *steps(view)]
+        numbers += placed(view, bound(view)[1])
     places = {A: bound(x), OUT: bound(made.codes), EXTRA: bound(made.scales)}
     adapter.launch(code, [*numbers, 0], places, (-(-k // 256), m))
     return made

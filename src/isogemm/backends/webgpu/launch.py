@@ -25,9 +25,9 @@ __all__ = [
     "bound",
     "bytes_of",
     "divides",
+    "placed",
     "run",
     "shrinks",
-    "steps",
     "whole",
 ]
 
@@ -60,7 +60,7 @@ def run(adapter: Adapter, name: str, code: str, walk: KernelCall) -> None:
         bindings = dict(zip((A, B, OUT), places, strict=True)) | ({} if scales is None else {EXTRA: bound(scales)})
         numbers = [*out.shape, a.shape[1], int(start)]
         for x, (_, first, _) in zip((a, b, out), places, strict=True):
-            numbers += [(offset_of(x) - first) // x.itemsize, *steps(x)]
+            numbers += placed(x, first)
         grid = -(-out.shape[1] // columns), -(-out.shape[0] // kernel.rows)
         adapter.launch(code, [*numbers, 0], bindings, grid)
 
@@ -99,9 +99,9 @@ def _check_vectors(name: str, words: int, walk: KernelCall) -> None:
         )  # fmt: skip
 
 
-def steps(x: Array) -> tuple[int, ...]:
-    """Strides in elements."""
-    return tuple(stride // x.itemsize for stride in x.strides)
+def placed(x: Array, first: int) -> list[int]:
+    """A view as parameters: elements from byte `first` of its buffer to its own first one, and strides in elements."""
+    return [(offset_of(x) - first) // x.itemsize, *(stride // x.itemsize for stride in x.strides)]
 
 
 def bound(x: Array) -> tuple[DeviceBuffer, int, int]:

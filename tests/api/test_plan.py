@@ -156,6 +156,19 @@ def test_groups_may_be_an_array() -> None:
             isogemm.plan(5, 8, 16, groups=wrong)
 
 
+def test_a_plan_is_of_packed_weights_or_not() -> None:
+    for true in (np.True_, np.float32(2), 1):
+        made = isogemm.plan(5, 8, 16, packed=true)  # type: ignore[arg-type]
+        assert isogemm.Plan.from_json(made.to_json()) == made == isogemm.plan(5, 8, 16, packed=True)
+    with pytest.raises(DTypeError, match="packed: limit: True or False"):
+        isogemm.plan(5, 8, 16, packed=np.ones(2))  # type: ignore[arg-type]
+
+
+def test_a_batch_of_an_array_is_no_number() -> None:
+    with pytest.raises(ShapeError, match="batch: limit"):
+        isogemm.plan(5, 8, 16, batch=np.ones(2), format="Q8_0")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("text", ["x", "[]", "3", None])
 def test_what_is_no_plan_is_refused(text: Any) -> None:
     with pytest.raises(OptionError, match="plan: limit"):

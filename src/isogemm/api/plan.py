@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from ..backends import planner
-from ..base.arguments import extent, of_type
+from ..base.arguments import extent, flag, of_type
 from ..base.dtypes import DTYPES, INT8, INT32, NAMED, DType, as_dtype, name_of
 from ..base.limits import check_extents
 from ..base.threads import check_count
@@ -135,7 +135,7 @@ def plan(
     usual = "int32" if dtype == INT8.name else "float32" if b_type == "float32" else dtype
     out_type = usual if out_dtype is None else _element("out_dtype", out_dtype, results)
     of_type("device", device, str, "text: cpu, cuda, cuda:N, h200 and the like", "'cpu'")
-    trans = stored("trans_a", trans_a) + stored("trans_b", trans_b)
+    trans, packed = stored("trans_a", trans_a) + stored("trans_b", trans_b), flag("packed", packed)
     if threads is not None:
         check_count("threads", threads)
     form, about = _several(m, k, batch, groups, format, heads, mask)
@@ -177,6 +177,7 @@ def _several(
 
     Raises OptionError or ShapeError: two forms at once, or sizes out of range.
     """
+    extent("batch", batch)
     if Mask.parse(mask).kind and heads is None:
         raise OptionError("mask", limit="with heads", value=mask, nearest="heads=(1, 1)")
     asked = [name for name, x in (("groups", groups), ("format", format), ("heads", heads)) if x is not None]
@@ -185,10 +186,9 @@ def _several(
     if len(asked) > 1:
         raise OptionError("form of a plan", limit="one of batch, groups, format, heads", value=asked, nearest=asked[0])
     groups, heads = _numbers("groups", groups, 1), _numbers("heads", heads, 2)
-    numbers = {"batch": [batch], "groups": groups or (), "heads": heads or ()}
-    for name, sizes in numbers.items():
-        for size in sizes:
-            extent(name, size, int(name != "groups"))
+    for name, sizes, least in (("groups", groups, 0), ("heads", heads, 1)):
+        for size in sizes or ():
+            extent(name, size, least)
     if groups is not None:
         if sum(groups) != m:
             raise ShapeError("groups", limit=f"rows that sum to m, {m}", value=sum(groups), nearest=f"m={sum(groups)}")

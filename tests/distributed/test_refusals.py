@@ -104,6 +104,17 @@ def test_a_model_is_cut_once():
         parallelise(model, {"0": "rowwise"}, Ranks())
 
 
+def test_parts_of_weights_have_no_way_back(monkeypatch):
+    model = torch.nn.Sequential(iso.Linear(8, 8), iso.Linear(8, 8), iso.Linear(8, 8))
+    parallelise(model, {"0": "colwise", "2": "rowwise"}, Ranks())
+    with monkeypatch.context() as patch:
+        patch.setattr(Ranks, "size", 2)
+        with pytest.raises(OptionError, match="parts of the weights of 0, 2"):
+            iso.restore(model)
+    assert [type(child) for child in model] == [ColumnParallel, iso.Linear, RowParallel]
+    assert iso.restore(model) == ["0", "1", "2"]  # of one rank's they are whole
+
+
 def test_a_model_without_a_plan_is_refused():
     with pytest.raises(OptionError, match="tp_plan"):
         iso.convert(torch.nn.Sequential(torch.nn.Linear(8, 8)), tp=1)

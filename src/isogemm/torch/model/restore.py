@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -37,17 +38,19 @@ def restore(module: Any) -> list[str]:
     Raises
     ------
     OptionError
-        A Linear whose weight is quantized: its floats are gone. Nothing was changed.
+        A Linear whose weight is quantized: its floats are gone. Layers that are cut between ranks: the other parts of
+        their weights are elsewhere. Nothing was changed.
     DTypeError
         `module` is no module.
     """
+    from ..distributed.layers import Parallel  # late, with all of torch.distributed
+
     arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
-    quantized = [name for name, child in module.named_modules() if isinstance(child, QuantizedLinear)]
-    if quantized:
-        raise OptionError(
-            "restore", limit="weights that are floats", value=f"quantized: {', '.join(quantized)}",
-            nearest="the model from its checkpoint",
-        )  # fmt: skip
+    named = list(module.named_modules())
+    quantized = [name for name, child in named if isinstance(child, QuantizedLinear)]
+    _refuse(quantized, "weights that are floats", "quantized: ")
+    cut = [name for name, child in named if isinstance(child, Parallel) and child.cut and child.ranks.size > 1]
+    _refuse(cut, "whole weights", "parts of the weights of ")
     attention = forget(module)
     vars(module).pop(CALLS, None)
     found = []
@@ -60,6 +63,13 @@ def restore(module: Any) -> list[str]:
     for child, before in attention:
         child.config._attn_implementation = before
     return found
+
+
+def _refuse(names: Sequence[str], limit: str, value: str) -> None:
+    if names:
+        raise OptionError(
+            "restore", limit=limit, value=value + ", ".join(names), nearest="the model from its checkpoint"
+        )
 
 
 def _become_plain(child: Any) -> None:

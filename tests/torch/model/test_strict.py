@@ -90,6 +90,13 @@ def test_verify_holds_and_names_the_first_module_that_does_not():
     assert all(where.startswith("transformer.h.1.mlp.c_proj") for where in found.broken.values()), found
 
 
+@pytest.mark.parametrize("tokens", [1, 2, 4, 5])
+def test_verify_of_short_prompts(tokens):
+    model = gpt2()
+    iso.convert(model, strict=True)
+    assert iso.verify(model, torch.arange(2 * tokens).view(2, tokens) + 3)
+
+
 def test_verify_of_a_module_by_rows():
     layer = torch.nn.Sequential(torch.nn.Linear(40, 8), torch.nn.GELU())
     iso.convert(layer, strict=True)

@@ -131,8 +131,9 @@ def _of_tokens(model: Any, ids: Tensor) -> dict[str, _Calls]:
     }
     if caches:
         tokens = ids.shape[1]
-        relations["chunks"] = lambda: _pieces(model, one, [tokens // 3, tokens - tokens // 3])
-        relations["tokens"] = lambda: _pieces(model, one, [tokens - 4, 1, 1, 1, 1])
+        few, singles = tokens // 3, min(4, tokens - 1)
+        relations["chunks"] = lambda: _pieces(model, one, [few, tokens - few] if few else [tokens])
+        relations["tokens"] = lambda: _pieces(model, one, [tokens - singles, *[1] * singles])
     return relations
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -129,12 +130,14 @@ def test_page_says_what_a_name_is_not_markup() -> None:
 
 
 def test_drifts_of_ones_own_function_name_the_doctor(tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "my own.py").write_text(
         "import numpy as np\n\n\ndef f(x, w):\n    return x @ w.T * np.float32(1 + len(x) * 2.0**-20)\n"
     )
-    name = f"{tmp_path}/mine.py:f"
+    name = f"{tmp_path}/my own.py:f"
     found = audit.run([name], [SHAPE], require=[], sweep=[1, 2], speed=False)
-    assert words.examination(next(iter(found.providers))) in str(found)
+    command = words.examination(next(iter(found.providers)))
+    assert shlex.split(command)[:4] == ["isogemm", "doctor", "--call", name]
+    assert command in str(found)
     assert "isogemm doctor --call " in page(found)
     assert words.examination("numpy") == ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import PurePath
+from shlex import quote
 
 from .cases import median_ulps, ulps_text
 from .results import Agreement, ProviderResult, RelationResult, Results, Speed
@@ -19,7 +20,7 @@ def status_word(status: str) -> str:
 
 def examination(provider: str) -> str:
     """The command that looks for a mistake in a provider of one's own; "" for ours."""
-    return f'isogemm doctor --call {provider} --signature "x, w"' if ":" in provider else ""
+    return f'isogemm doctor --call {quote(provider)} --signature "x, w"' if ":" in provider else ""
 
 
 def asked(report: Results) -> str:

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from ...contract.spec import Contract
 from ...errors import OptionError
 from .. import reductions
-from ..arguments import autocast
+from ..arguments import autocast, contract_text
 from ..gemm.products import accumulate, linear, product, resolved, with_order
 from ..gradient_buffers import asked_for
 from ..model.layers import Converted, Embedding, Linear, RowNorm
@@ -74,7 +74,7 @@ class ParallelLinear(Parallel, Linear):
     def parts(cls, layer: Any, ranks: Ranks, label: str) -> dict[str, slice]:
         """The cut dimension is summed by a tree: in the forward pass, or in the gradient of x."""
         length = (layer.out_features, layer.in_features)[cls.cut["weight"]]  # a table may have cut the weight
-        block = resolved("" if layer.contract is None else str(layer.contract), layer.weight, layer.weight).block
+        block = resolved(contract_text(layer.contract), layer.weight, layer.weight).block
         part = ranks.part(f"{('rows', 'columns')[cls.cut['weight']]} of {label}.weight", length, block)
         return dict.fromkeys(cls.cut, part)
 
@@ -95,7 +95,7 @@ class ParallelLinear(Parallel, Linear):
     def computed(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Contract]:
         """The result, the rows that its product took, and their contract, outside the gradient's graph."""
         x = self.ahead(x)
-        contract = resolved("" if self.contract is None else str(self.contract), x, w)
+        contract = resolved(contract_text(self.contract), x, w)
         y = self.forwards(x.reshape(-1, x.shape[-1]), w, bias, contract)
         return y.reshape(-1, *x.shape[1:-1], y.shape[-1]) if x.dim() > 1 else y.reshape(-1), x, contract
 

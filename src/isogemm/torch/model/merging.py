@@ -8,6 +8,7 @@ import torch
 
 from ...errors import OptionError
 from .. import operator, reductions
+from ..arguments import contract_text
 from ..gemm.merged import are_rows_of, merged_op
 from ..operator import Tensor
 from ..routing.scope import invariant
@@ -114,8 +115,7 @@ def _merged_later(x: Tensor, layers: list[Any], whole: Tensor, bias: Tensor | No
     for layer, w, b in zip(layers, weights, biases, strict=True):
         if w is None or len(w) != layer.out_features or (b is None) is not (bias is None):
             return None
-    contract = "" if layers[0].contract is None else str(layers[0].contract)
-    return merged_op(x, whole, bias, weights, [] if bias is None else biases, contract)
+    return merged_op(x, whole, bias, weights, [] if bias is None else biases, contract_text(layers[0].contract))
 
 
 class GatedMLP(Merging):

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ....contract.spec import Contract
+from ...arguments import contract_text
 from ...gemm.products import resolved, with_order
 from ...operator import Tensor
 from ..layers import Converted
@@ -53,18 +54,19 @@ class Experts(Converted):
         if not torch.is_grad_enabled() or all(self._buffer(key, p) is None for key, p in parameters.items()):
             return 1, 0
         weight = parameters["down_proj"]
-        contract = "" if self.contract is None else str(self.contract)
-        found: tuple[int, int] = _blocks(contract, self.grad_order, weight.device, weight.dtype)
+        found: tuple[int, int] = _blocks(contract_text(self.contract), self.grad_order, weight.device, weight.dtype)
         return found
 
     def _times(self, name: str, x: Tensor, by: Sorting) -> Tensor:
         parameters = vars(self)["_parameters"]
         weight, bias = parameters[name], parameters[f"{name}_bias"] if self.has_bias else None
-        contract, buffers = "" if self.contract is None else str(self.contract), (None, None)
+        buffers = (None, None)
         if torch.is_grad_enabled():
             buffers = self._taking(name, weight), self._taking(f"{name}_bias", bias)
-        x = x.to(weight.dtype)
-        return multiplied(x, weight, bias, by, contract=contract, transposed=self.is_transposed, buffers=buffers)
+        contract = contract_text(self.contract)
+        return multiplied(
+            x.to(weight.dtype), weight, bias, by, contract=contract, transposed=self.is_transposed, buffers=buffers
+        )
 
 
 def _blocks(contract: str, order: str, device: Any, dtype: Any) -> tuple[int, int]:

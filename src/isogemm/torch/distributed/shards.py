@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ...base.extras import require_extra
 from ...errors import OptionError, ShapeError
 from ..model.merging import Merging
+from ..model.names import below
 from .layers import Parallel
 
 INDEX = "model.safetensors.index.json"
@@ -72,7 +73,7 @@ def load_shards(model: Any, folder: str | Path, *, device: Any = "cpu") -> list[
 def _places(model: Any) -> list[tuple[str, Any, str, Any]]:
     """(name, module, the parameter's name there, parameter) of every use."""
     return [
-        (f"{prefix}.{key}" if prefix else key, module, key, p)
+        (below(prefix, key), module, key, p)
         for prefix, module in model.named_modules()
         for key, p in module._parameters.items()
         if p is not None

@@ -19,6 +19,7 @@ from ...base import arguments
 from ...errors import OptionError
 from ..gradient_buffers import refuse_ddp
 from ..model.layers import Converted, Linear
+from ..model.names import below
 from ..operator import Tensor
 from ..routing.elementwise import subnormals_kept
 from .buffers import clear, is_unread, mark_read
@@ -192,8 +193,7 @@ def _uses(module: Any) -> list[tuple[str, Tensor, list[tuple[Any, str, bool]]]]:
     for prefix, layer in layers:
         for key, p in layer._parameters.items():
             if p is not None and p.requires_grad:
-                name = f"{prefix}.{key}" if prefix else key
-                found.setdefault(id(p), (name, p, []))[2].append((layer, key))
+                found.setdefault(id(p), (below(prefix, key), p, []))[2].append((layer, key))
     return [(name, p, _with_first(uses)) for name, p, uses in found.values()]
 
 

@@ -16,7 +16,7 @@ from ...errors import DTypeError, OptionError
 from ...formats.blocks import BlockFormat
 from ..device import DTYPES
 from ..quant import convert as quantizing
-from ..quant.convert import Formats, prefixes
+from ..quant.convert import Formats
 from . import activations as functions
 from . import recognition
 from .huggingface import experts, inline, loss, rotary, whole
@@ -24,6 +24,7 @@ from .huggingface import recognition as transformers_parts
 from .huggingface.modules import NAME
 from .layers import AnyNorm, Converted, Linear, Transposed, checked
 from .merging import GatedMLP, Merging
+from .names import prefixes
 from .own_code import OwnCode
 from .recognition import Looks, Match
 from .report import Conversion, refuse_open, warn_open

@@ -21,6 +21,7 @@ from ...quant.encode import quantize as encode
 from ...quant.encode import weight_format
 from ...quant.matrix import QuantizedMatrix
 from ..model.merging import Merging
+from ..model.names import prefixes
 from .linear import QuantizedLinear
 
 Formats = str | BlockFormat | Mapping[str, str | BlockFormat | None]
@@ -248,12 +249,6 @@ def _put(parent: Any, key: str, new: Any) -> None:
     if isinstance(parent, Merging) and key in parent.merges:
         for name in ("merged_weight", "merged_bias"):
             vars(parent)["_buffers"].pop(name, None)
-
-
-def prefixes(name: str) -> list[str]:
-    """``a.b.c``, ``a.b``, ``a`` and the root."""
-    parts = name.split(".") if name else []
-    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 def _is_shown(chosen: Mapping[str, Any], progress: bool | None) -> bool:

@@ -16,6 +16,7 @@ from ...arguments import contract_text
 from ...gemm.products import resolved, with_order
 from ...operator import Tensor
 from ..layers import Converted
+from ..names import below
 from ..own_code import OwnBlock, OwnCode, own, unsafe
 from ..recognition import PLAIN, Match, agrees, mixed, random, stand_in, touched
 from .mixture import Sorting, combined, in_order, multiplied, sent, sorting
@@ -86,18 +87,14 @@ def mixtures(module: Any) -> dict[str, Match]:
         for key in experts:
             child: Any = block._modules[key]
             why = touched(child) or _differs(child)
-            found[_inside(name, key)] = Match.unless(why, "experts", Experts, type(child))
+            found[below(name, key)] = Match.unless(why, "experts", Experts, type(child))
         if experts:
             routers = {key for key, child in block._modules.items() if _is_router(child)}
-            found |= {_inside(name, key): _router(block._modules[key]) for key in routers}
+            found |= {below(name, key): _router(block._modules[key]) for key in routers}
             own_code = _block(block, routers)
             if own_code is not None:
                 found[name] = own_code
     return found
-
-
-def _inside(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
 
 
 def _is_mixture(child: Any) -> bool:

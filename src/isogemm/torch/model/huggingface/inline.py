@@ -19,6 +19,7 @@ import torch
 
 from ...operator import Tensor
 from ..layers import Converted
+from ..names import below
 from ..own_code import OwnBlock, unsafe
 from ..recognition import Match, mixed, random, touched
 
@@ -89,7 +90,7 @@ def stacked(module: Any) -> dict[str, Match]:
         why = f"{type(block).__name__} {why}" if why else ""
         found[name] = Match.unless(why, "experts", OwnBlock, type(block))
         for key, child in parts.items():
-            found[f"{name}.{key}" if name else key] = Match.unless(why, "experts", OwnBlock, type(child))
+            found[below(name, key)] = Match.unless(why, "experts", OwnBlock, type(child))
     return found
 
 

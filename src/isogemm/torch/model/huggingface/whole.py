@@ -26,6 +26,7 @@ from ...operator import Tensor
 from ...routing.rows import chained_softmax
 from ...rows.gradients import softmax_back
 from ..layers import Converted
+from ..names import below
 from ..own_code import RESULTS, OwnBlock, along, is_last, own, unsafe
 from ..recognition import Match, mixed, random, touched
 from ..verify import verify
@@ -156,12 +157,8 @@ def inside(module: Any, own: Mapping[str, Match]) -> set[str]:
         cls: Any = own[name].layer if name in own else type(model)
         if issubclass(cls, OwnModel):
             children = [(key, child) for key, child in model.named_modules() if key and not touched(child)]
-            found |= {_below(name, key) for key, child in children if type(child) in cls.seen}
+            found |= {below(name, key) for key, child in children if type(child) in cls.seen}
     return found
-
-
-def _below(name: str, key: str) -> str:
-    return f"{name}.{key}" if name else key
 
 
 def whole(module: Any, convert: Callable[..., Any]) -> tuple[dict[str, Match], str]:
@@ -180,7 +177,7 @@ def whole(module: Any, convert: Callable[..., Any]) -> tuple[dict[str, Match], s
             return {}, f"{type(model).__name__} {why}"
         found[name] = Match("attention", mixed(OwnModel, type(model), counts_padding=counts, seen=classes))
         for key, layer in layers.items():
-            found[_below(name, key)] = Match("attention", mixed(OwnLayer, type(layer)))
+            found[below(name, key)] = Match("attention", mixed(OwnLayer, type(layer)))
     return found, ""
 
 

@@ -20,6 +20,7 @@ from ..gradient_buffers import asked_for
 from ..model.layers import Converted, Embedding, Linear, RowNorm
 from ..model.recognition import around, mixed
 from ..operator import Tensor, forward_alone
+from ..rows.signature import check_ids
 from .compiled import linear_op, numbered, stacked_op
 from .ranks import Ranks
 from .sums import product_over_ranks
@@ -302,7 +303,7 @@ class VocabularyEmbedding(Parallel, Embedding):
     def forward(self, input: Any) -> Any:
         """Rows of the whole table."""
         if not (input.is_cuda or torch.compiler.is_compiling()):  # there torch's own lookups look at ids
-            _check_ids(input, self.num_embeddings)
+            check_ids(input, self.num_embeddings)
         if self.ranks.size == 1:
             return super().forward(input)
         records = torch.is_grad_enabled() and self.weight.requires_grad
@@ -318,12 +319,6 @@ class VocabularyEmbedding(Parallel, Embedding):
         if self.padding_idx is None or not records:
             return rows
         return torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
-
-
-def _check_ids(ids: Tensor, rows: int) -> None:
-    if ids.numel() and (int(ids.min()) < 0 or int(ids.max()) >= rows):
-        bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-        raise OptionError("ids", limit=f"0 to {rows - 1}", value=bad, nearest=min(max(bad, 0), rows - 1))
 
 
 class _FromOwner(torch.autograd.Function):  # type: ignore[misc]

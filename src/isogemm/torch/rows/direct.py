@@ -13,12 +13,23 @@ import torch
 from torch import Tensor
 
 from ...contract.rows import OPERATIONS
-from ...errors import DTypeError, OptionError, ShapeError
+from ...errors import DTypeError, ShapeError
 from ...operands import memory
 from ...operands.tensors import rounded
 from ..device import DTYPES, column
 from ..routing.elementwise import subnormals_kept
-from .signature import check_eps, check_extent, dtype_of, integers, looked_at, named, on_device, on_host, signature
+from .signature import (
+    check_eps,
+    check_extent,
+    check_ids,
+    dtype_of,
+    integers,
+    looked_at,
+    named,
+    on_device,
+    on_host,
+    signature,
+)
 
 
 def direct(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tensor:
@@ -174,10 +185,6 @@ def _embedding(weight: Tensor, ids: Tensor) -> Tensor:
             limit = "float32, bfloat16 or float16"
             raise DTypeError("dtype of weight", limit=limit, value=weight.dtype, nearest="float32")
         return torch.embedding(weight, index if index.dtype is torch.int32 else index.to(torch.int64))
-    if index.numel():
-        least, most = int(index.min()), int(index.max())
-        if least < 0 or most >= len(rows):
-            bad, last = least if least < 0 else most, len(rows) - 1
-            raise OptionError("ids", limit=f"0 to {last}", value=bad, nearest=min(max(bad, 0), last))
+    check_ids(index, len(rows))
     flat = index.reshape(-1).to(torch.int64)
     return weight.detach().index_select(0, flat).reshape(*index.shape, rows.shape[1])

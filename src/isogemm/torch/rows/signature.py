@@ -158,3 +158,13 @@ def integers(name: str, x: Any, device: torch.device) -> Tensor:
         limit = "this host's memory" if device.type == "cpu" else str(device)
         raise DeviceError(f"device of {name}", limit=limit, value=x.device, nearest=f"{name}.to('{device}')")
     return x
+
+
+def check_ids(ids: Tensor, rows: int) -> None:
+    """Raise OptionError unless ids, which are waited for, are those of a table's rows."""
+    if not ids.numel():
+        return
+    least, most, last = int(ids.min()), int(ids.max()), rows - 1
+    if least < 0 or most > last:
+        bad = least if least < 0 else most
+        raise OptionError("ids", limit=f"0 to {last}", value=bad, nearest=min(max(bad, 0), last))

@@ -141,11 +141,11 @@ class Case:
         if min(source.linear[1:]) < 1 or seed < 0:
             raise ShapeError("replay", limit="n and k of at least 1, seed of at least 0", value=text, nearest="n=1&k=1")
         params: dict[str, int | str] = {key: int(v) if v.isdecimal() else v for key, v in fields.items()}
-        _check_params(name, params, text)
+        _check_params(name, params)
         return cls(provider, name, params, source, activations, as_dtype(dtype).name, seed, device)
 
 
-def _check_params(name: str, params: Mapping[str, int | str], text: str) -> None:
+def _check_params(name: str, params: Mapping[str, int | str]) -> None:
     if name not in RELATIONS:
         raise arguments.unknown("relation", name, RELATIONS, "the line as printed")
     shape = {key: type(value) for key, value in RELATIONS[name].cases(Scope.of((1, 2, 3)))[0].items()}

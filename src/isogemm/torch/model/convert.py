@@ -317,7 +317,7 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
     if not why:
         plan.attention = found
         return
-    own, odd = inline.attends_itself(module, found)
+    own, odd = inline.attends_itself(found)
     if own and "attention" in parts and not any(plan.left.get(name) == "in leave" for name in found):
         plan.found += [(name, found[name], known) for name, known in own.items()]
         return

@@ -78,7 +78,7 @@ def verify(model: Any, inputs: Tensor | None = None) -> Verification:
         inputs = torch.randint(text.vocab_size, (_BATCH, _TOKENS), generator=generator, device="cpu").to(device)
     if len(inputs) < 2:
         raise OptionError("rows of inputs", limit="at least 2", value=len(inputs), nearest=2)
-    relations = _of_rows(model, inputs) if text is None else _of_tokens(model, inputs)
+    relations = _of_rows(inputs) if text is None else _of_tokens(model, inputs)
     held, broken = [], {}
     with _evaluating(model):
         want = _run(model, relations.pop("alone"))
@@ -107,7 +107,7 @@ class _Call:
 _Calls = Callable[[], list[_Call]]  # made anew for each run: a cache is filled once
 
 
-def _of_rows(model: Any, inputs: Tensor) -> dict[str, _Calls]:
+def _of_rows(inputs: Tensor) -> dict[str, _Calls]:
     alone = _Call(inputs[1:2])
     return {
         "alone": lambda: [alone],

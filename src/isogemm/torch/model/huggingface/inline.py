@@ -37,7 +37,7 @@ class OwnAttention(OwnBlock):
     part = "attention"
 
 
-def attends_itself(module: Any, found: dict[str, Any]) -> tuple[dict[str, Match], str]:
+def attends_itself(found: dict[str, Any]) -> tuple[dict[str, Match], str]:
     """What attention modules that call torch's function become, all of them, or why they cannot; empty for others."""
     matches: dict[str, Match] = {}
     for name, child in found.items():

@@ -128,7 +128,7 @@ def no_linear(child: Any) -> str:
     def formula(x: Tensor) -> Tensor:
         return torch.nn.functional.linear(x, probe.weight, probe.bias)
 
-    why = _no_function(probe, operators, ((3, 8), (1, 1, 8), (2, 4096, 8)), formula, magnitudes(random(3, 8)))
+    why = no_function(probe, operators, ((3, 8), (1, 1, 8), (2, 4096, 8)), formula, magnitudes(random(3, 8)))
     return f"{name}: {why}" if why else ""
 
 
@@ -148,7 +148,7 @@ def _no_scaled_lookup(table: Any) -> str:
     name = f"a subclass of Embedding, {cls.__module__}.{cls.__qualname__}"
     if list(table._parameters) != ["weight"] or table._modules:
         return f"{name}, with other parameters"
-    probe = _on_cpu(table, weight=torch.nn.Parameter(random(7, 16), requires_grad=False))
+    probe = on_cpu(table, weight=torch.nn.Parameter(random(7, 16), requires_grad=False))
     ids = torch.tensor([[0, 3, 6], [1, 2, 5]], device="cpu")
     try:
         with torch.no_grad():
@@ -163,13 +163,6 @@ def _no_scaled_lookup(table: Any) -> str:
     operators: Formula = {"embedding": (-1, table.padding_idx or 0), "mul": (scale,)}
     why = differs(probe, operators, call, lambda: agrees(probe.forward, lambda ids: probe.weight[ids] * scale, ids))
     return f"{name}: {why}" if why else ""
-
-
-def _on_cpu(child: Any, **replaced: Any) -> Any:
-    probe = stand_in(child, **replaced)
-    for key, buffer in child._buffers.items():
-        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
-    return probe
 
 
 # Classes of torch: their part, the layer, and why a module of the class has none; empty where it has.
@@ -220,10 +213,10 @@ def is_silu(child: Any, looks: Looks) -> bool:
 
 def _no_silu(child: Any) -> str:
     x = magnitudes(random(3, 16) * 4)
-    return _no_function(stand_in(child), SILU, ((3, 16), (2, 1, 16)), torch.nn.functional.silu, x)
+    return no_function(stand_in(child), SILU, ((3, 16), (2, 1, 16)), torch.nn.functional.silu, x)
 
 
-def _no_function(probe: Any, formula: Formula, shapes: Any, function: Callable[[Tensor], Tensor], x: Tensor) -> str:
+def no_function(probe: Any, formula: Formula, shapes: Any, function: Callable[[Tensor], Tensor], x: Tensor) -> str:
     """Why a stand-in does not compute a function of one tensor; empty where it does. As `differs`, which see."""
     count = len(inspect.signature(type(probe).forward).parameters) - 1
     if count != 1:
@@ -253,8 +246,8 @@ def _row_norm(child: Any) -> Match:
     rows = torch.cat((magnitudes(random(3, 16)), random(3, 16, seed=1) * max(eps, 1e-12) ** 0.5))
     operators = {**NORM, "add": (eps,), "_fused_rms_norm": (eps,)}
     shapes = ((3, 16), (1, 1, 16), (2, 4096, 3, 16))
-    why = _no_function(probe, operators, shapes, formula, rows)
-    if why and weighted and not _no_function(probe, {**operators, "add": (eps, 1.0)}, shapes, shifted, rows):
+    why = no_function(probe, operators, shapes, formula, rows)
+    if why and weighted and not no_function(probe, {**operators, "add": (eps, 1.0)}, shapes, shifted, rows):
         narrow = rows[:2].bfloat16()  # Gemma's result has the dtype of x, whatever the weight's
         if probe.forward(narrow).dtype == narrow.dtype:
             return Match.unless("", "norm", layers.RowNorm, type(child), eps_name=name, offset=True)
@@ -300,7 +293,7 @@ def _no_gates(child: Any, act_name: str) -> str:
         y: Tensor = down(torch.nn.functional.silu(gate(x)) * up(x))
         return y
 
-    return _no_function(probe, GATED, ((3, 8), (1, 1, 8), (2, 4096, 8)), formula, magnitudes(random(3, 8)))
+    return no_function(probe, GATED, ((3, 8), (1, 1, 8), (2, 4096, 8)), formula, magnitudes(random(3, 8)))
 
 
 def differs(probe: Any, formula: Formula, call: Any, same: Callable[[], bool]) -> str:
@@ -347,6 +340,14 @@ def stand_in(child: Any, **replaced: Any) -> Any:
         if value is not None:
             setattr(probe, name, value)
     vars(probe)["training"] = False
+    return probe
+
+
+def on_cpu(child: Any, **replaced: Any) -> Any:
+    """`stand_in`, with the module's buffers on the CPU."""
+    probe = stand_in(child, **replaced)
+    for key, buffer in child._buffers.items():
+        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
     return probe
 
 

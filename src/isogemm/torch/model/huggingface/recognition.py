@@ -17,7 +17,19 @@ import torch
 
 from ...operator import Tensor
 from ..layers import Transposed
-from ..recognition import PLAIN, Looks, Match, agrees, differs, magnitudes, random, random_linear, stand_in, touched
+from ..recognition import (
+    PLAIN,
+    Looks,
+    Match,
+    agrees,
+    differs,
+    magnitudes,
+    no_function,
+    random,
+    random_linear,
+    stand_in,
+    touched,
+)
 from ..traced import Formula, Hidden, Other
 from .modules import NAME, CachedAttention, Rotary, RotaryAttention, register
 from .rotary import turns_otherwise
@@ -55,15 +67,9 @@ def _no_product(child: Any) -> str:
     weight, bias = random_linear(12, 8, 1).weight, torch.nn.Parameter(random(12, seed=2), requires_grad=False)
     probe = stand_in(child, weight=weight, bias=bias)
     vars(probe).update(nf=12, nx=8)
-
-    def call(empty: Any) -> None:
-        for shape in ((3, 8), (1, 1, 8), (2, 4096, 8)):
-            probe.forward(empty(*shape))
-
-    def same() -> bool:
-        return agrees(probe.forward, lambda x: x @ weight + bias, magnitudes(random(3, 8)))
-
-    why = differs(probe, dict.fromkeys(["addmm", "mm", "add"], ()), call, same)
+    operators: Formula = dict.fromkeys(["add", "addmm", "mm"], ())
+    shapes, x = ((3, 8), (1, 1, 8), (2, 4096, 8)), magnitudes(random(3, 8))
+    why = no_function(probe, operators, shapes, lambda x: x @ weight + bias, x)
     return f"{type(child).__name__} is not x @ weight + bias: {why}" if why else ""
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...operator import Tensor
-from ..recognition import PLAIN, agrees, differs, stand_in, touched
+from ..recognition import PLAIN, agrees, differs, on_cpu, touched
 from ..traced import Formula
 from .modules import Rotary, tables
 
@@ -37,17 +37,10 @@ def halved(module: Any) -> str:
 
 
 def _is_twice(child: Any) -> bool:
-    probe, half = _rotary_probe(child), child.inv_freq.shape[-1]
+    probe, half = on_cpu(child), child.inv_freq.shape[-1]
     with torch.no_grad():
         found = probe.forward(torch.zeros(1, 3, 1, **PLAIN), torch.tensor([[0, 1, 5]], device="cpu"))
     return all(t.shape[-1] != 2 * half or torch.equal(t[..., :half], t[..., half:]) for t in found)
-
-
-def _rotary_probe(child: Any) -> Any:
-    probe = stand_in(child)
-    for key, buffer in child._buffers.items():
-        probe.register_buffer(key, None if buffer is None else buffer.detach().cpu(), persistent=False)
-    return probe
 
 
 def turns_otherwise(child: Any, way: str = "twice") -> str:
@@ -61,7 +54,7 @@ def turns_otherwise(child: Any, way: str = "twice") -> str:
         return "on the meta device, where there are no frequencies to make tables from"
     if child.inv_freq.dim() != 1 or not isinstance(vars(child).get("max_seq_len_cached"), int):
         return f"{name} has no frequencies in one dimension, or no number of positions"
-    probe = _rotary_probe(child)
+    probe = on_cpu(child)
     w, scale = probe.inv_freq.float(), float(getattr(child, "attention_scaling", 1.0))
     positions, x = torch.tensor([[0, 1, 5], [7, 1000, 4095]], device="cpu"), torch.zeros(2, 3, 1, **PLAIN)
 

@@ -14,6 +14,7 @@ and dp are multiplied by it, and are 0 where the probability was dropped.
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -68,8 +69,7 @@ def _call(*arguments: Any) -> Forward:
     """From q to the contract, y, m, l, seeds and the rate."""
     *given, seeds, rate = arguments
     call = Forward(*given)
-    object.__setattr__(call, "kept", _kept(call, seeds, rate))
-    return call
+    return replace(call, kept=_kept(call, seeds, rate))
 
 
 def _body(q: Tensor, k: Tensor, v: Tensor, seeds: Tensor, *options: Any) -> tuple[Tensor, Tensor]:

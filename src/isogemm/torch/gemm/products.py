@@ -150,8 +150,9 @@ def _sum_rows(dy: Tensor, ctx: Any, dtype: Any) -> Tensor:
     return call_product(None, ones, dy, 1.0, 0.0, contract, ctx.grad_order, dtype)
 
 
-def _sum_to(dy: Tensor, shape: Any, scale: float, ctx: Any, dtype: Any) -> Tensor:
-    """scale * dy, summed over the dimensions in which C, of that shape, was broadcast."""
+def _addend_back(ctx: Any, dy: Tensor) -> Tensor:
+    """dC: beta * dy, summed over the dimensions in which C was broadcast."""
+    (shape, dtype), scale = ctx.c, ctx.beta
     if scale == 0:  # C was not read
         return dy.new_zeros(shape, dtype=dtype)
     if dy.shape == shape:
@@ -204,7 +205,7 @@ def _setup_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _product_back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-    dc = _sum_to(dy, ctx.c[0], ctx.beta, ctx, ctx.c[1]) if ctx.needs_input_grad[0] else None
+    dc = _addend_back(ctx, dy) if ctx.needs_input_grad[0] else None
     return (dc, *_factors_back(ctx, dy, ctx.needs_input_grad[1:3]), *[None] * 5)
 
 

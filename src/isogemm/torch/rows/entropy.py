@@ -7,6 +7,7 @@ exponentials.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -121,9 +122,12 @@ class _CrossEntropy(Reverse):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        x, target, sums = ctx.saved_tensors
-        call = _back_operator if is_compiling() else _backward
-        return *once("cross_entropy", [call(dy, x, target, sums, ctx.ignore_index)], dy, x), None, None, None
+        return _gradients(ctx, dy, _back_operator if is_compiling() else _backward)
+
+
+def _gradients(ctx: Any, dy: Tensor, call: Callable[..., Tensor]) -> tuple[Any, ...]:
+    x, target, sums = ctx.saved_tensors
+    return *once("cross_entropy", [call(dy, x, target, sums, ctx.ignore_index)], dy, x), None, None, None
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
@@ -132,8 +136,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Pair) -> None:
 
 
 def _differentiate(ctx: Any, dy: Tensor, _: Any) -> tuple[Any, ...]:
-    x, target, sums = ctx.saved_tensors
-    return *once("cross_entropy", [_back_operator(dy, x, target, sums, ctx.ignore_index)], dy, x), None, None, None
+    return _gradients(ctx, dy, _back_operator)
 
 
 def _fake(x: Tensor, target: Tensor, ignore_index: int, out_dtype: Any) -> Pair:

@@ -174,14 +174,16 @@ class Transposed(Converted):
 
     def forward(self, x: Any) -> Any:
         """x @ weight + bias."""
-        weight, buffer = self.weight.mT, self._taking("weight", self.weight)
-        buffers = {
-            "main_grad": None if buffer is None else buffer.mT,
-            "bias_main_grad": self._taking("bias", self.bias),
-        }
+        buffer = self._taking("weight", self.weight)
         return functional.linear(
-            x, weight, self.bias, contract=self.contract, grad_order=self.grad_order, **buffers
-        )  # fmt: skip
+            x,
+            self.weight.mT,
+            self.bias,
+            contract=self.contract,
+            grad_order=self.grad_order,
+            main_grad=None if buffer is None else buffer.mT,
+            bias_main_grad=self._taking("bias", self.bias),
+        )
 
 
 def inferred(x: Tensor, weight: Tensor, bias: Tensor | None, contract: Contract | None) -> Tensor:

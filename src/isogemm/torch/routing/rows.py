@@ -316,7 +316,8 @@ def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any)
 _LONGEST = 2**22  # elements of a whole CUDA tensor that are added up as one row, which is never cut
 _PUTS = (_index_put, _index_put_)
 _ALONG = {kind: (_total if signature(kind).reduces else _elements)(kind) for kind, row in ROWS.items() if row.aten}
-_WHOLE = (_sum, _mean) = (_ALONG["sum"], _ALONG["mean"])
+_sum = _ALONG["sum"]
+_WHOLE = (_sum, _ALONG["mean"])
 
 
 def _table() -> dict[Any, tuple[Callable[..., Any], str]]:

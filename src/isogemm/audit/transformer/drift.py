@@ -120,10 +120,8 @@ class Evaluation:
             raise NotApplicable("needs a causal language model")
         if relation.cuda and self.subject.device.type != "cuda":
             raise NotApplicable("needs a model on a CUDA device")
-        if relation.name == "compiled" and self.subject.mode == "invariant":
-            raise NotApplicable("compiled functions run eagerly inside isogemm.torch.invariant()")
-        if relation.name == "load" and self.subject.mode == "invariant":
-            raise NotApplicable("a thread of transformers computes requests, and a scope belongs to its own thread")
+        if relation.not_inside and self.subject.mode == "invariant":
+            raise NotApplicable(relation.not_inside)
         if relation.gradients:
             return self._gradients(relation, case)
         runs = relation.runs(self.prompts, self.scope, case.params)

@@ -45,6 +45,7 @@ class ModelRelation:
     gradients: bool = False  # whether gradients are compared, not outputs
     cuda: bool = False  # whether it needs a model on a GPU
     asked: bool = False  # whether it runs only where it is named
+    not_inside: str = ""  # why it does not apply inside of `isogemm.torch.invariant`; empty where it does
 
 
 def _alone(prompts: Prompts) -> ModelRun:
@@ -159,6 +160,7 @@ _ALL = (
         _compiled,
         decoder=True,
         asked=True,
+        not_inside="compiled functions run eagerly inside isogemm.torch.invariant()",
     ),
     ModelRelation(
         "captured",
@@ -176,6 +178,7 @@ _ALL = (
         _load,
         decoder=True,
         asked=True,
+        not_inside="a thread of transformers computes requests, and a scope belongs to its own thread",
     ),
     ModelRelation(
         "micro-batches",

@@ -117,13 +117,12 @@ class Prompts:
 
 def _part(whole: Step, start: int, end: int) -> Step:
     """Tokens `start` to `end` of a call, as a step whose cache holds those before."""
-    masked = whole.mask is not None and whole.positions is not None
     return Step(
         whole.ids[:, start:end],
         whole.tokens[:, start:end],
         whole.keys[:, :end],
-        whole.mask[:, :end] if masked and whole.mask is not None else None,
-        whole.positions[:, start:end] if masked and whole.positions is not None else None,
+        None if whole.mask is None else whole.mask[:, :end],
+        None if whole.positions is None else whole.positions[:, start:end],
     )
 
 

@@ -13,7 +13,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,7 +139,10 @@ class Trace:
 
     def add(self, key: Key, x: Tensor) -> None:
         """Keep the rows of a tensor in every reading of its shape; none where it has none."""
-        found, place = _readings(x, self.place), self.place
+        self._add_at(self.place, key, x)
+
+    def _add_at(self, place: _Positions | None, key: Key, x: Tensor) -> None:
+        found = _readings(x, place)
         if found and place is not None:
             self.rows.setdefault(key, []).append((place.numbers.cpu(), found))
 
@@ -177,24 +181,16 @@ class Trace:
             for index, x in enumerate(_tensors(output)):
                 self.add(self._counted(Key(name, "output", index=index)), x)
                 if self.gradients and x.requires_grad:
-                    self._watch(self._counted(Key(name, "gradient", index=index)), x)
+                    # With this step's place: the backward pass comes when others may have begun.
+                    key = self._counted(Key(name, "gradient", index=index))
+                    x.register_hook(partial(self._add_at, self.place, key))
 
         return hook
-
-    def _watch(self, key: Key, x: Tensor) -> None:
-        place = self.place
-
-        def hook(gradient: Tensor) -> None:
-            found = _readings(gradient, place)
-            if found and place is not None:
-                self.rows.setdefault(key, []).append((place.numbers.cpu(), found))
-
-        x.register_hook(hook)
 
     def _counted(self, key: Key) -> Key:
         count = self.counts.get(key, 0)
         self.counts[key] = count + 1
-        return Key(key.module, key.kind, key.operator, count, key.index)
+        return replace(key, count=count)
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
@@ -212,7 +208,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
             moves = func._schema.is_mutable or func._overloadpacket.__name__ in MOVES
             operands = [] if moves else list(_tensors(args))  # as they were before the call, row by row
             for index, x in enumerate(_tensors(result)):
-                each = Key(key.module, key.kind, key.operator, key.count, index)
+                each = replace(key, index=index)
                 trace.add(each, x)
                 trace.add_pairs(each, operands, x)
         return result

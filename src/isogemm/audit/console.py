@@ -105,16 +105,16 @@ def _print_drifts(result: ProviderResult, console: Console) -> None:
     for r in result.relations.values():
         if r.status == "failed":
             _line(console, Text(f"  {r.relation} failed: {r.reason}", "red"))
-    firsts = [r.drifts[0] for r in result.relations.values() if r.drifts]
+    firsts = result.first_drifts
     for drift in firsts[:_DRIFTS_SHOWN]:
         _line(console, Text(f"  {drift}"))
         _line(console, Text(f"    {drift.case.command()}", "cyan"))
     if len(firsts) > _DRIFTS_SHOWN:
         more = ", ".join(d.case.relation for d in firsts[_DRIFTS_SHOWN:])
         _line(console, Text(f"  likewise: {more} (--json and --html have them all)", "dim"))
-    if firsts and examination(result.name):
+    if firsts and (command := examination(result.name)):
         _line(console, Text("  whether a mistake is behind it:"))
-        _line(console, Text(f"    {examination(result.name)}", "cyan"))
+        _line(console, Text(f"    {command}", "cyan"))
 
 
 def _line(console: Console, text: Text) -> None:

@@ -128,12 +128,10 @@ def _cells(r: RelationResult) -> str:
 def _drifts(report: Results) -> str:
     parts = []
     for result in report.providers.values():
-        firsts = [r.drifts[0] for r in result.relations.values() if r.drifts]
-        if firsts:
-            items = "".join(_drift(drift) for drift in firsts)
-            if examination(result.name):
-                command = escape(examination(result.name))
-                items += f"<p>Whether a mistake is behind it:</p><pre><code>{command}</code></pre>"
+        if firsts := result.first_drifts:
+            items = "".join(map(_drift, firsts))
+            if command := examination(result.name):
+                items += f"<p>Whether a mistake is behind it:</p><pre><code>{escape(command)}</code></pre>"
             parts.append(f"<details open><summary>{escape(result.name)}</summary>{items}</details>")
     return "".join(parts) or '<p class="quiet">No output changed.</p>'
 

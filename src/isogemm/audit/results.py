@@ -227,6 +227,11 @@ class ProviderResult:
         return sum(r.outputs for r in self.relations.values())
 
     @property
+    def first_drifts(self) -> list[FirstDifference]:
+        """The first one of each relation that has any."""
+        return [r.drifts[0] for r in self.relations.values() if r.drifts]
+
+    @property
     def changed(self) -> int:
         """Cases in which at least one bit changed."""
         return sum(r.changed for r in self.relations.values())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Diagnosis:
     wrong: int = 0
     residual: float = 0.0
     order: str = ""
-    first: tuple[str, ...] = field(default=())
+    first: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
 
     @property

@@ -22,6 +22,7 @@ from ..lab import limit_threads
 from ..operands.tensors import as_tensor, on_host
 from .case import Array
 from .diagnosis import Cause, Diagnosis
+from .guard import GuardError, guarded_empty
 from .probes import SIGNATURES, Probe, around, common, probes
 
 __all__ = ["SIGNATURES", "examine"]
@@ -246,8 +247,6 @@ def _serve(function: Callable[..., Any], torch: bool, pipe: Connection) -> None:
 
 def _run(function: Callable[..., Any], torch: bool, probe: Probe) -> tuple[list[Array], str]:
     """Results of two calls, and what is wrong with them beside their values."""
-    from .guard import GuardError, guarded_empty
-
     runs = []
     operands = probe.operands()
     for _ in range(2):

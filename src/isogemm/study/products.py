@@ -20,6 +20,8 @@ from .declare import Step, StudyCase, Way, Ways
 from .site import Site
 
 Stacks = Sequence[tuple[Any, Any]]
+# What studies of one type multiply on each device, and by which contract.
+OPERANDS = {"cpu": "float32", "cuda": "bfloat16"}
 DEFAULTS = {"cpu": "fma/chain", "cuda": "tensor_core:sm90/chain"}
 
 

@@ -20,7 +20,7 @@ from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
 from ..charts import best, lines, number, points, times, words
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
-from ..products import Stacks, stacks_of, torch_batch
+from ..products import DEFAULTS, OPERANDS, Stacks, stacks_of, torch_batch
 from ..site import Site
 from ..whole_attention import whole_case
 
@@ -28,7 +28,6 @@ WIDTH = 128
 MODELS = ("Llama-3.1-8B", "Llama-3.1-70B", "Llama-3.1-405B")
 PHASES = ("training", "decode")
 CPU_SCORES = 64 * 1024**2  # of all heads: more take a CPU minutes
-CONTRACTS = {"bfloat16": "tensor_core:sm90/chain", "float32": "fma/chain"}
 
 
 def shape(phase: str, product: str, tokens: int) -> tuple[int, int, int]:
@@ -70,7 +69,7 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
 
 
 def _case(site: Site, name: str, phase: str, product: str, tokens: int) -> StudyCase:
-    dtype = "bfloat16" if site.device == "cuda" else "float32"
+    dtype = OPERANDS[site.device]
     facts: dict[str, Any] = {"model": name, "phase": phase, "product": product, "T": tokens}
     facts |= {"heads": model(name).heads, "dtype": dtype}
     key = f"{name} {phase} {product} T={tokens}"
@@ -90,7 +89,8 @@ def _make(site: Site, seed: int, case: Mapping[str, Any], copies: int) -> Ways:
     m, n, k = shape(case["phase"], case["product"], case["T"])
     layout = "NT" if case["product"] == "scores" else "NN"
     one, batch = Wanted("", n, k, layout), Wanted("", n, k, layout, heads)
-    site.settle(one, batch, m=m, dtype=dtype, contract=CONTRACTS[dtype])
+    contract = DEFAULTS[site.device]
+    site.settle(one, batch, m=m, dtype=dtype, contract=contract)
     stacks = stacks_of(site, seed, (heads, m, n, k), dtype, layout, copies)  # keys are stored [T, 128]
     out = site.empty((heads, m, n), dtype)
     done = work(case["phase"], case["product"], case["T"], itemsize=ITEMSIZE[dtype], heads=heads)
@@ -98,9 +98,8 @@ def _make(site: Site, seed: int, case: Mapping[str, Any], copies: int) -> Ways:
     ways = {name: Way(steps, done, name.split()[1], copies=copies) for name, steps in calls.items()}
     results = {name: partial(poisoned, way, out) for name, way in ways.items()}
     items = list(zip(*stacks[0], strict=True))
-    return Ways(
-        ways, lambda: judged(ways, results, items, CONTRACTS[dtype]), {"operands": f"rotated over {copies} copies"}
-    )
+    rotated = {"operands": f"rotated over {copies} copies"}
+    return Ways(ways, lambda: judged(ways, results, items, contract), rotated)
 
 
 def _isogemm(stacks: Stacks, out: Any) -> dict[str, list[Step]]:

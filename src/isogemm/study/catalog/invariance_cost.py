@@ -22,7 +22,7 @@ from ...planner.tuning import Wanted
 from ..bits import differing, judged
 from ..charts import lines, times, words
 from ..declare import Figure, Study, StudyCase, Way, Ways
-from ..products import DEFAULTS
+from ..products import DEFAULTS, OPERANDS
 from ..site import Site
 
 N, K = 4096, 4096
@@ -40,7 +40,7 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
 
 
 def _case(site: Site, m: int, n: int, k: int) -> StudyCase:
-    dtype = "bfloat16" if site.device == "cuda" else "float32"
+    dtype = OPERANDS[site.device]
     weight = ITEMSIZE[dtype] * n * k
     copies = site.copies(weight)
     nbytes = (copies + 1) * weight + 8 * ITEMSIZE[dtype] * m * (n + k)

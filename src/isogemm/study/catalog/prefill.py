@@ -8,7 +8,7 @@ from typing import Any
 
 from ..charts import bars, lines, points
 from ..declare import Figure, Study, StudyCase
-from ..products import LinearProduct
+from ..products import OPERANDS, LinearProduct
 from ..site import Site
 
 N, K = 6144, 2560  # Q, K and V of Qwen3-4B
@@ -19,7 +19,7 @@ SATURATED = 0.9
 
 def cases(site: Site, quick: bool) -> list[StudyCase]:
     """The sweep over tokens, and every mix of 256 and 251."""
-    dtype = "bfloat16" if site.device == "cuda" else "float32"
+    dtype = OPERANDS[site.device]
     n, k = (768, 320) if quick and site.device == "cpu" else (N, K)
     sweep = TOKENS[:-1] if quick else TOKENS
     found = [

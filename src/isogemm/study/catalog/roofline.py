@@ -18,7 +18,7 @@ from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
 from ..charts import number, roof, times
 from ..declare import Figure, Step, Study, StudyCase, Way, Ways
-from ..products import DEFAULTS, LinearProduct, stacks_of, torch_batch
+from ..products import DEFAULTS, OPERANDS, LinearProduct, stacks_of, torch_batch
 from ..site import Site
 
 MODEL, TOKENS = "Qwen3-4B", 512
@@ -39,7 +39,7 @@ def packed(op: Op) -> tuple[int, int, int, int]:
 
 
 def _case(site: Site, name: str, tokens: int, phase: str, op: Op) -> StudyCase:
-    dtype = "bfloat16" if site.device == "cuda" else "float32"
+    dtype = OPERANDS[site.device]
     work = op.work(dtype)
     key = f"{name} {phase} {op.name}"
     facts = {"model": name, "phase": phase, "product": op.name, "T": tokens, "count": op.count, "dtype": dtype}

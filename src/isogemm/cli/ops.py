@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import DeviceError, OptionError
-from .options import element
+from .options import element, print_table
 
 if TYPE_CHECKING:
     from ..lab.ceilings import Ceilings
@@ -118,7 +118,6 @@ def _planned(op: Op, dtype: str, device: str) -> tuple[str, float | None]:
 
 
 def _print(lines: list[_Line], title: str) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -147,10 +146,7 @@ def _print(lines: list[_Line], title: str) -> None:
             _time(line.best_us), "" if line.expected_us is None else _time(line.expected_us), line.kernel,
         )  # fmt: skip
         table.add_row(*map(Text, cells))  # a kernel's name is no markup
-    console = Console()
-    if not console.is_terminal:  # nothing is cut where there is no terminal's width
-        console.width = max(console.width, 200)
-    console.print(table)
+    print_table(table)
     flops = sum(line.op.count * line.flops for line in lines)
     nbytes = sum(line.op.count * line.nbytes for line in lines)
     best = sum(line.op.count * line.best_us for line in lines)

@@ -1,4 +1,4 @@
-"""Options of the command line: lists with commas, element types, and those that a command would not read."""
+"""Options of the command line: lists with commas, element types, those that a command would not read; and tables."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..errors import OptionError
 
 Several = list[str] | None
 DIGITS = 20  # of a number: fewer than 64 bits have
+LONG_LINE = 400  # characters of a line, where no terminal says how many it has
 
 
 def words(values: Several, default: str = "") -> list[str]:
@@ -66,3 +67,13 @@ def refuse_given(here: typer.Context, unread: Collection[str], **said: Any) -> N
 def refuse_beside(here: typer.Context, beside: str, *unread: str) -> None:
     """`refuse_given` of parameters that `beside` makes unread."""
     refuse_given(here, unread, limit=f"without {beside.split()[0]}", value=beside, nearest="one of both")
+
+
+def print_table(table: Any) -> None:
+    """Print a table of rich's, of which nothing is cut where there is no terminal's width."""
+    from rich.console import Console
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = max(console.width, LONG_LINE)
+    console.print(table)

@@ -25,8 +25,8 @@ from ..formats.gguf_reader import package
 from ..quant.files import load
 from ..quant.matrix import QuantizedMatrix
 from ..quant.tensor_file import TensorEntry, TensorFile
+from .options import Several, print_table
 
-Several = list[str] | None
 _FLOATS = ("F32", "F16", "BF16")
 _NO_GGUF = (".safetensors", ".json", ".bin", ".pt", ".pth", ".npz", ".npy", ".onnx")
 KEEP = "keep"
@@ -239,7 +239,6 @@ def inspect_command(
     check: Annotated[bool, typer.Option(help="Read every scale: infinite ones and NaN are errors.")] = False,
 ) -> None:
     """List a file's tensors: format, shape, offset, bytes, bits of a weight, and which formats their rows can have."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -263,10 +262,7 @@ def inspect_command(
                     tensor.check()
         elif check and not entry.readable:
             unknown[entry.type] += 1
-    console = Console()
-    if not console.is_terminal:  # nothing is cut where there is no terminal's width
-        console.width = max(console.width, 400)
-    console.print(table)
+    print_table(table)
     total = sum(e.nbytes for e in shown)
     elements = sum(int(np.prod(e.shape, dtype=np.int64)) for e in shown)
     typer.echo(f"{len(shown)} tensors, {total} bytes, {8 * total / max(1, elements):.4g} bits a weight")

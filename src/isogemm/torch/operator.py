@@ -9,8 +9,8 @@
   already, in a graph of their own, calls these, too.
 
 The ways of a call have one body and the same bits. An operator's boundary costs tens of microseconds in eager mode, so
-it is taken only where it is needed. Everything that decides about ways is in this file; `define`, `define_forward` and
-`Operator` are the rows that `isogemm.torch.gemm`, `rows`, `attention` and `quant` are made of.
+it is taken only where it is needed. Everything that decides about ways is in this file; `define`, `define_forward`,
+`define_call` and `Operator` are the rows that `isogemm.torch.gemm`, `rows`, `attention` and `quant` are made of.
 """
 
 from __future__ import annotations
@@ -411,3 +411,22 @@ class Operator:
         if how == "direct":
             return self.direct(*arguments)
         return self.forward(*arguments) if how == "forward" else self.operator(*arguments)
+
+
+def define_call(
+    name: str, schema: str, operands: slice, body: Any, fake: Any, *, setup: Any, backward: Any, vmap: Any
+) -> Operator:
+    """The operator isogemm::{name} of `define`, and the call that takes it where none shorter is allowed."""
+    op = define(name, schema, body, fake, setup=setup, backward=backward, vmap=vmap)
+    return Operator(_class_name(name), operands, body, op, None, setup, backward, vmap)
+
+
+def define_gradient(name: str, schema: str, operands: slice, body: Any, fake: Any, *, of: str, vmap: Any) -> Operator:
+    """Likewise of what makes gradients of `of`: recorded, which is for a second derivative, it raises of that."""
+    op = define(name, schema, body, fake, vmap=vmap)
+    refuse: Callable[..., NoReturn] = lambda ctx, *_: refuse_second(of)  # noqa: E731
+    return Operator(_class_name(name), operands, body, op, None, lambda *_: None, refuse, vmap)
+
+
+def _class_name(name: str) -> str:
+    return name.title().replace("_", "")

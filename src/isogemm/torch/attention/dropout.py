@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from ...errors import DTypeError, OptionError
-from ..operator import Operator, Tensor, define, refuse_second, refuse_vmap
+from ..operator import Tensor, define_call, define_gradient, refuse_vmap
 from ..routing.elementwise import subnormals_kept
 from . import capped
 from .gradients import Forward, gradients
@@ -158,19 +158,14 @@ _ARGUMENTS = (
     "Tensor q, Tensor k, Tensor v, Tensor seeds, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
     "bool ranged, float? scale, float? softcap, str contract, float rate"
 )
-_op = define(
-    "attention_with_dropout", f"({_ARGUMENTS}) -> (Tensor, Tensor)", _body, _fake, setup=_setup,
-    backward=_back, vmap=_VMAP,
+_attention = define_call(
+    "attention_with_dropout", f"({_ARGUMENTS}) -> (Tensor, Tensor)", slice(4), _body, _fake,
+    setup=_setup, backward=_back, vmap=_VMAP,
 )  # fmt: skip
-_op_back = define(
+_gradient = define_gradient(
     "attention_with_dropout_backward",
     f"(Tensor dy, {_ARGUMENTS}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
-    _body_back, fake_gradients, vmap=_VMAP,
-)  # fmt: skip
-_attention = Operator("AttentionWithDropout", slice(4), _body, _op, None, _setup, _back, _VMAP)
-_gradient = Operator(
-    "AttentionWithDropoutBack", slice(5), _body_back, _op_back, None, lambda *_: None,
-    lambda ctx, *_: refuse_second("attention"), _VMAP,
+    slice(5), _body_back, fake_gradients, of="attention", vmap=_VMAP,
 )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from ...operands.tensors import memory, to_tensor
 from ...operands.views import array
 from ..device import column
 from ..gemm.products import resolved
-from ..operator import Operator, Tensor, define, define_forward, needs_gradient, refuse_second, watched
+from ..operator import Operator, Tensor, define, define_forward, define_gradient, needs_gradient, watched
 from ..routing.elementwise import subnormals_kept
 from . import capped
 from .gradients import Forward, gradients
@@ -223,18 +223,14 @@ attention_forward_op = define_forward(
     {"CompositeExplicitAutograd": lambda *arguments: forward(*arguments)[0]},
     lambda *arguments: _fake(*arguments)[0], vmap=lambda *arguments: (_vmap(*arguments)[0][0], 0),
 )  # fmt: skip
-attention_backward_op = define(
-    "attention_backward",
-    f"(Tensor dy, {_CALL}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
-    _backward, fake_gradients, vmap=_vmap_backward,
-)  # fmt: skip
 _attention = Operator(
     "Attention", slice(3), _pair, attention_op, lambda *arguments: (attention_forward_op(*arguments), None),
     _remember, _differentiate, _vmap,
 )  # fmt: skip
-_gradient = Operator(  # where it is recorded for another one, which there is not
-    "AttentionBack", slice(4), _backward, attention_backward_op, None, lambda *_: None,
-    lambda ctx, *_: refuse_second("attention"), _vmap_backward,
+_gradient = define_gradient(
+    "attention_backward",
+    f"(Tensor dy, {_CALL}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
+    slice(4), _backward, fake_gradients, of="attention", vmap=_vmap_backward,
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ import torch
 from ...contract.attention import LOG2E
 from .. import reductions
 from ..gemm.products import call_product
-from ..operator import Operator, Tensor, define, refuse_vmap
+from ..operator import Tensor, define_call, refuse_vmap
 from ..routing.elementwise import subnormals_kept
 from .ops import chosen, differentiate, empty_pair, forward
 
@@ -73,14 +73,13 @@ def _back(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     return *[g if need else None for g, need in zip(found, needs, strict=True)], dsinks, *[None] * 8
 
 
-_VMAP = refuse_vmap("attention with sinks", "a longer batch")
-_op = define(
+_call = define_call(
     "attention_with_sinks",
     "(Tensor q, Tensor k, Tensor v, Tensor sinks, Tensor? mask, SymInt? causal_offset, Tensor? start, Tensor? stop, "
     "bool ranged, float? scale, float? softcap, str contract) -> (Tensor, Tensor)",
-    _body, _fake, setup=_setup, backward=_back, vmap=_VMAP,
+    slice(4), _body, _fake,
+    setup=_setup, backward=_back, vmap=refuse_vmap("attention with sinks", "a longer batch"),
 )  # fmt: skip
-_call = Operator("AttentionWithSinks", slice(4), _body, _op, None, _setup, _back, _VMAP)
 
 
 def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any, out_dtype: Any) -> Tensor:

@@ -27,7 +27,7 @@ from ...errors import ShapeError
 from .. import operator
 from ..device import column
 from ..gradient_buffers import asked_for, written_between
-from ..operator import Operator, Tensor, define, refuse_meta, refuse_vmap
+from ..operator import Tensor, define, define_call, refuse_meta, refuse_vmap
 from .products import fit, refuse_recorded, remember_orders, resolved, walk, wider, with_order
 from .ragged import on_host
 
@@ -221,19 +221,17 @@ def _fake_outer(a: Tensor, b: Tensor, counts: Tensor, contract: str, order: str,
 
 _NO_VMAP = refuse_vmap("grouped_linear", "one call whose rows are those of all items, with counts of all")
 _OPTIONS = 'str contract="", str grad_order="leaf4096", ScalarType? out_dtype=None'
-linear_op = define(
+call_grouped_linear = define_call(
     "grouped_linear",
     f"(Tensor x, Tensor w, Tensor? bias, Tensor counts, {_OPTIONS}, Tensor? main_grad=None, "
     "Tensor? bias_main_grad=None) -> Tensor",
-    _body, _fake, setup=_setup, backward=_back, vmap=_NO_VMAP,
+    slice(4), _body, _fake, setup=_setup, backward=_back, vmap=_NO_VMAP,
 )  # fmt: skip
-outer_op = define(
-    "grouped_outer", f"(Tensor a, Tensor b, Tensor counts, {_OPTIONS}) -> Tensor", _body_outer, _fake_outer,
+call_outer = define_call(
+    "grouped_outer", f"(Tensor a, Tensor b, Tensor counts, {_OPTIONS}) -> Tensor", slice(3), _body_outer, _fake_outer,
     setup=_setup_outer, backward=_back_outer, vmap=_NO_VMAP,
 )  # fmt: skip
 walk_op = define(
     "grouped_walk_", "(Tensor a, Tensor b, Tensor counts, Tensor(a!) out, str contract) -> ()", grouped_walk,
     lambda a, b, counts, out, contract: None, vmap=_NO_VMAP,
 )  # fmt: skip
-call_grouped_linear = Operator("GroupedLinear", slice(4), _body, linear_op, None, _setup, _back, _NO_VMAP)
-call_outer = Operator("GroupedOuter", slice(3), _body_outer, outer_op, None, _setup_outer, _back_outer, _NO_VMAP)

@@ -20,7 +20,7 @@ import torch
 from ... import reductions
 from ...gemm.grouped_linear import call_grouped_linear, call_outer, continued
 from ...gradient_buffers import asked_for, written_between
-from ...operator import Operator, Tensor, define, is_compiling, refuse_vmap
+from ...operator import Tensor, define_call, is_compiling, refuse_vmap
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,26 +181,21 @@ def _back_combined(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
     return dx, reductions.sum(dy * slots, out_dtype=torch.float32).to(weights.dtype), None, None
 
 
-def _row(name: str, schema: str, operands: slice, body: Any, fake: Any, setup: Any, back: Any) -> Operator:
-    """The call isogemm::{name}, with a gradient."""
-    vmap = refuse_vmap(name, "one call with the rows of all items")
-    op = define(name, schema, body, fake, setup=setup, backward=back, vmap=vmap)
-    return Operator(name, operands, body, op, None, setup, back, vmap)
-
-
-_call_sent = _row(
+_NO_VMAP = refuse_vmap("experts", "one call with the rows of all items")
+_call_sent = define_call(
     "experts_sent", "(Tensor x, Tensor order, Tensor inverse, int choices) -> Tensor", slice(3), _copied,
-    lambda x, order, inverse, choices: x.new_empty(order.shape[0], x.shape[1]), _setup_sent, _back_sent,
+    lambda x, order, inverse, choices: x.new_empty(order.shape[0], x.shape[1]),
+    setup=_setup_sent, backward=_back_sent, vmap=_NO_VMAP,
 )  # fmt: skip
-_call_biased = _row(
+_call_biased = define_call(
     "experts_biased", "(Tensor x, Tensor bias, Tensor experts, Tensor counts, Tensor? buffer) -> Tensor", slice(4),
     _biased, lambda x, bias, *_: x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, bias.dtype)),
-    _setup_biased, _back_biased,
+    setup=_setup_biased, backward=_back_biased, vmap=_NO_VMAP,
 )  # fmt: skip
-_call_combined = _row(
+_call_combined = define_call(
     "experts_combined", "(Tensor y, Tensor weights, Tensor order, Tensor inverse) -> Tensor", slice(4), _weighted,
     lambda y, weights, order, inverse: y.new_empty(
         weights.shape[0], y.shape[1], dtype=torch.promote_types(y.dtype, weights.dtype)
     ),
-    _setup_combined, _back_combined,
+    setup=_setup_combined, backward=_back_combined, vmap=_NO_VMAP,
 )  # fmt: skip

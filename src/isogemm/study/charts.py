@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from .declare import Row
+
 Point = dict[str, Any]
-Row = Mapping[str, Any]
 # Told apart by people who see few colours, on a light page and on a dark one.
 COLOURS = ("#2f9e8f", "#e07b39", "#5b7fdb", "#c2549d", "#8a8f98", "#b8a03a", "#8d6bc9", "#d1495b")
 

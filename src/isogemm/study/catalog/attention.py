@@ -19,7 +19,7 @@ from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
 from ..charts import best, lines, number, points, times, words
-from ..declare import Figure, Step, Study, StudyCase, Way, Ways
+from ..declare import Figure, Row, Step, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS, OPERANDS, Stacks, stacks_of, torch_batch
 from ..site import Site
 from ..whole_attention import whole_case
@@ -127,7 +127,7 @@ def _torch(stacks: Stacks, out: Any) -> dict[str, list[Step]]:
     return {"strided torch": [torch_batch(stacks, out)], "loop torch": [head(h) for h in range(len(target))]}
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """Growth with T, the loop beside the batch, and intensity."""
     found = []
     for phase in PHASES:
@@ -140,7 +140,7 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     return [*(each for each in found if each), _intensity()]
 
 
-def _growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _growth(rows: Sequence[Row]) -> Figure:
     start = min(row["facts"]["T"] for row in rows)
     ours = [point for point in points(rows) if point["way"] == "strided isogemm"]
     first = {point["model"]: point["seconds"] for point in ours if point["T"] == start}
@@ -159,7 +159,7 @@ def _growth(rows: Sequence[Mapping[str, Any]]) -> Figure:
     )
 
 
-def _ratio(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure | None:
+def _ratio(rows: Sequence[Row], clock: str) -> Figure | None:
     data = []
     for row in rows:
         for library in ("isogemm", "torch"):
@@ -181,7 +181,7 @@ def _ratio(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure | None:
     return Figure(title, chart, "Both compute the same heads; a loop launches a kernel a head.")
 
 
-def _fused(rows: Sequence[Mapping[str, Any]], phase: str) -> Figure | None:
+def _fused(rows: Sequence[Row], phase: str) -> Figure | None:
     """Two batched products with a softmax between them, beside kernels that never write the scores."""
     data = []
     for row in rows:

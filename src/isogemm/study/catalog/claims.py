@@ -13,14 +13,13 @@ from functools import partial
 from typing import Any
 
 from ..charts import measured, number, times
-from ..declare import Figure, Study, StudyCase
+from ..declare import Figure, Row, Study, StudyCase
 from ..engine import StudyRun
 from ..facts import mended_facts
 from ..site import Site
 from . import study
 from .decode import crossover
 
-Row = Mapping[str, Any]
 Found = tuple[str, float]  # where the number was seen, and the number
 HOLDS, ELSEWHERE, NOT, MISSING = "holds", "holds elsewhere", "does not hold", "not measured on this machine"
 

@@ -19,7 +19,7 @@ from ...operands.tensors import on_host
 from ...planner.tuning import Wanted
 from ..bits import poisoned
 from ..charts import bars, lines, number, times, words
-from ..declare import Figure, Step, Study, StudyCase, Way, Ways
+from ..declare import Figure, Row, Step, Study, StudyCase, Way, Ways
 from ..products import torch_product
 from ..site import Site
 from ..weights import FLOATS, checked, contract_of, format_bytes, make_weight, ready, resident_bytes
@@ -146,7 +146,7 @@ def crossover(seconds: Mapping[int, float]) -> float:
     return seconds[min(seconds)] * most / seconds[most]
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """Time by format, rows together against one by one, where arithmetic takes over, and a model's step."""
     weights = [row for row in rows if row["facts"]["part"] == "weights"]
     steps = [row for row in rows if row["facts"]["part"] == "step"]
@@ -154,12 +154,12 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     return [figure for figure in found if figure]
 
 
-def _points(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _points(rows: Sequence[Row]) -> list[dict[str, Any]]:
     way = "together isogemm"
     return [row["facts"] | {"seconds": times(row)[way]["median"]} for row in rows if way in times(row)]
 
 
-def _formats(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+def _formats(rows: Sequence[Row]) -> Figure | None:
     alone = [
         p | {"us": 1e6 * p["seconds"], "MiB": p["weight_bytes"] / 2**20, "shape": f"{p['n']} x {p['k']}"}
         for p in _points(rows)
@@ -182,7 +182,7 @@ def _formats(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     return Figure(title, chart, f"Time follows bytes as long as memory is what is waited for. {slow}.")
 
 
-def _together(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+def _together(rows: Sequence[Row]) -> Figure | None:
     data = []
     for row in rows:
         timed = times(row)
@@ -196,7 +196,7 @@ def _together(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     return Figure(f"4 rows together are so many times as fast as 4 gemvs: {four}", chart, "The weight is read once.")
 
 
-def _swept(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+def _swept(rows: Sequence[Row]) -> dict[str, dict[int, float]]:
     """Seconds by format and M, of the shape that was swept."""
     data = [p for p in _points(rows) if p["m"] > 1]
     shapes = {(p["n"], p["k"]) for p in data}
@@ -207,7 +207,7 @@ def _swept(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     return {kind: seconds for kind, seconds in found.items() if len(seconds) > 1}
 
 
-def _crossover(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+def _crossover(rows: Sequence[Row]) -> Figure | None:
     swept = _swept(rows)
     if not swept:
         return None
@@ -224,7 +224,7 @@ def _crossover(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     )
 
 
-def _intensity(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+def _intensity(rows: Sequence[Row]) -> Figure | None:
     found = [row for row in rows if "flops_per_second" in row["facts"] and row["facts"]["m"] > 1]
     if not found:
         return None
@@ -243,7 +243,7 @@ def _intensity(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     return Figure(title, chart, "The ceilings say where arithmetic could take over; the times above, where it does.")
 
 
-def _steps(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+def _steps(rows: Sequence[Row]) -> Figure | None:
     if not rows:
         return None
     table = []

@@ -18,7 +18,7 @@ from ...lab import Work
 from ...operands.tensors import as_tensor, on_host
 from ..bits import apart, unpromised
 from ..charts import number, times
-from ..declare import Figure, Study, StudyCase, Way, Ways
+from ..declare import Figure, Row, Study, StudyCase, Way, Ways
 from ..site import Site
 
 Call = Callable[[Any, Any], Any]
@@ -136,13 +136,13 @@ def _ran(site: Site, call: Callable[[], Any]) -> str:
     return "; ".join(dict.fromkeys(operators(call)))
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """A table for each computation: what ran, how long, and how many results have other bits."""
     names = dict.fromkeys(row["facts"]["product"] for row in rows)
     return [_table([row for row in rows if row["facts"]["product"] == name]) for name in names]
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _table(rows: Sequence[Row]) -> Figure:
     table, ran, moved, spelled = [], set(), 0, 0
     for row in rows:
         for way, timing in times(row).items():

@@ -8,7 +8,7 @@ part of the question.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -23,7 +23,7 @@ from ...planner.tuning import Wanted
 from ..bits import judged
 from ..charts import lines, number, points, times, words
 from ..cublas import pointer_products
-from ..declare import Figure, Study, StudyCase, Way, Ways
+from ..declare import Figure, Row, Study, StudyCase, Way, Ways
 from ..site import Site
 
 METHODS = ("wide", "loop", "pointers", "strided")
@@ -173,7 +173,7 @@ def torch_mode(site: Site, *, tf32: bool) -> AbstractContextManager[None]:
     return held(tf32, lambda: settings.allow_tf32, partial(setattr, settings, "allow_tf32"))
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """Growth with k, and speed-up over the loop, by each clock."""
     found: list[Figure] = []
     for clock in dict.fromkeys([*(row["clock"] for row in rows), "wall"]):
@@ -185,13 +185,13 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
     return [*found, _bits(rows)]
 
 
-def _groups(rows: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+def _groups(rows: Sequence[Row]) -> list[list[Row]]:
     """Rows of one N and mode."""
     keys = dict.fromkeys((row["facts"]["N"], row["facts"]["mode"]) for row in rows)
     return [[row for row in rows if (row["facts"]["N"], row["facts"]["mode"]) == key] for key in keys]
 
 
-def _growth(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure:
+def _growth(rows: Sequence[Row], clock: str) -> Figure:
     least = min(rows, key=lambda row: row["facts"]["k"])
     data = [
         point | {"growth": point["seconds"] / times(least, clock)[point["way"]]["median"]}
@@ -208,7 +208,7 @@ def _growth(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure:
     return Figure(title, chart, text)
 
 
-def _over_loop(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure:
+def _over_loop(rows: Sequence[Row], clock: str) -> Figure:
     data = []
     for point in points(rows, clock):
         method, library = point["way"].split()
@@ -237,12 +237,12 @@ CLOCK_SENTENCES = {
 }
 
 
-def _name(rows: Sequence[Mapping[str, Any]]) -> str:
+def _name(rows: Sequence[Row]) -> str:
     facts = rows[0]["facts"]
     return f"N = {facts['N']}, {facts['mode']}"
 
 
-def _bits(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _bits(rows: Sequence[Row]) -> Figure:
     """How many elements differ between methods of one library."""
     count: dict[str, list[int]] = {}
     for row in rows:

@@ -6,7 +6,7 @@ For every library and M: the first and the last row of a product of M rows again
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import differing, judged
 from ..charts import lines, times, words
-from ..declare import Figure, Study, StudyCase, Way, Ways
+from ..declare import Figure, Row, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS, OPERANDS
 from ..site import Site
 
@@ -127,12 +127,12 @@ def _peer(x: Any, w: Any, out: Any) -> Any:
     return importlib.import_module("batch_invariant_ops.batch_invariant_ops").matmul_persistent(x, w.T)
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """Time beside torch's over M, and where bits moved."""
     return [*([_cost(rows, "torch")] if "torch" in times(rows[0]) else []), _bits(rows)]
 
 
-def _cost(rows: Sequence[Mapping[str, Any]], peer: str) -> Figure:
+def _cost(rows: Sequence[Row], peer: str) -> Figure:
     data = [
         {"M": row["facts"]["m"], "way": way, "cost": timing["median"] / times(row)[peer]["median"]}
         for row in rows
@@ -148,7 +148,7 @@ def _cost(rows: Sequence[Mapping[str, Any]], peer: str) -> Figure:
     return Figure(title, chart, "One linear layer; below 1 is faster than torch as it is.")
 
 
-def _bits(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _bits(rows: Sequence[Row]) -> Figure:
     table = []
     for row in rows:
         moved = {way: found["moved"] for way, found in row["correctness"].items()}

@@ -6,7 +6,7 @@ splits each in two and takes three products, ``bf16`` and ``fp16`` have 16-bit o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,7 @@ from ...lab import Work
 from ...operands.tensors import as_tensor, on_host
 from ..bits import apart, differing
 from ..charts import bars, number, points, words
-from ..declare import Figure, Study, StudyCase, Way, Ways
+from ..declare import Figure, Row, Study, StudyCase, Way, Ways
 from ..products import LinearProduct
 from ..site import Site
 from .four_methods import torch_mode
@@ -90,14 +90,14 @@ def _one(a: Any, b: Any, c: Any, out: Any, i: int) -> Any:
     return gemm(a, b, c, out=out, alpha=ALPHA, beta=BETA)
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """Error and speed of each mode, and the bits of the worked example."""
     modes = [row for row in rows if row["facts"]["mode"] in MODES]
     example = [row for row in rows if row["facts"]["mode"] not in MODES]
     return [*([_errors(modes), _speeds(modes)] if modes else []), *map(_bits, example)]
 
 
-def _errors(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _errors(rows: Sequence[Row]) -> Figure:
     data = [
         {"mode": row["facts"]["mode"], "way": way, "error": found["error"]}
         for row in rows
@@ -111,7 +111,7 @@ def _errors(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(title, chart, "Of a sample's elements, in Frobenius' norm; operands are rounded to the mode first.")
 
 
-def _speeds(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _speeds(rows: Sequence[Row]) -> Figure:
     data = [p | {"rate": 2e-9 * p["m"] * p["n"] * p["k"] / p["seconds"]} for p in points(rows)]
     ours = {p["mode"]: p["rate"] for p in data if p["way"] == "isogemm"}
     fast = max(ours, key=ours.__getitem__)
@@ -120,7 +120,7 @@ def _speeds(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(title, bars(data, "mode", "rate", titles=("", "GFLOP/s")), "Products of one square size.")
 
 
-def _bits(row: Mapping[str, Any]) -> Figure:
+def _bits(row: Row) -> Figure:
     off = row["correctness"]["loop"]["differing"]
     table = [
         {"way": way, "elements": f["checked"], "other bits": f["differing"]} for way, f in row["correctness"].items()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ..charts import lines, times, words
-from ..declare import Figure, Study, StudyCase
+from ..declare import Figure, Row, Study, StudyCase
 from ..site import Site
 from .four_methods import method_case
 
@@ -20,13 +19,13 @@ def cases(site: Site, quick: bool) -> list[StudyCase]:
     return [method_case(SIZE, k, "fp32", methods=METHODS, clocks=("device", "wall", "submit")) for k in batches]
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """What pointers cost beside a constant stride, by each clock."""
     found = (_cost(rows, clock) for clock in ("device", "wall", "submit"))
     return [figure for figure in found if figure]
 
 
-def _cost(rows: Sequence[Mapping[str, Any]], clock: str) -> Figure | None:
+def _cost(rows: Sequence[Row], clock: str) -> Figure | None:
     data = []
     for row in rows:
         timed = times(row, clock)

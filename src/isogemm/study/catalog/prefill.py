@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import product
-from typing import Any
 
 from ..charts import bars, lines, points
-from ..declare import Figure, Study, StudyCase
+from ..declare import Figure, Row, Study, StudyCase
 from ..products import OPERANDS, LinearProduct
 from ..site import Site
 
@@ -40,14 +39,14 @@ def saturation(rates: Mapping[int, float]) -> int:
     return min(tokens for tokens, rate in rates.items() if rate >= SATURATED * top)
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """Rates against tokens with the point of saturation, and times of the odd extents."""
     sweep = [row for row in rows if row["facts"]["part"] == "sweep"]
     odd = [row for row in rows if row["facts"]["part"] == "alignment"]
     return [*([_rates(sweep), _tokens(sweep)] if sweep else []), *([_alignment(odd)] if odd else [])]
 
 
-def _rates(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _rates(rows: Sequence[Row]) -> Figure:
     data = [p | {"rate": 2e-9 * p["m"] * p["n"] * p["k"] / p["seconds"]} for p in points(rows)]
     full = {
         way: saturation({p["tokens"]: p["rate"] for p in data if p["way"] == way})
@@ -59,7 +58,7 @@ def _rates(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(f"Nine tenths of the highest rate, in tokens: {words}", chart, sentence)
 
 
-def _tokens(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _tokens(rows: Sequence[Row]) -> Figure:
     data = [p | {"rate": p["tokens"] / p["seconds"]} for p in points(rows)]
     ours = {p["tokens"]: p["seconds"] for p in data if p["way"] == "isogemm"}
     if len(ours) > 1:
@@ -71,7 +70,7 @@ def _tokens(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(title, chart, "Tokens a second through this one projection.")
 
 
-def _alignment(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _alignment(rows: Sequence[Row]) -> Figure:
     data = [p | {"us": 1e6 * p["seconds"]} for p in points(rows)]
     whole = {p["way"]: p["us"] for p in data if p["shape"] == "256 x 256 x 256"}
     worst = max((p for p in data if p["way"] in whole), key=lambda p: p["us"] / whole[p["way"]], default=None)

@@ -6,9 +6,8 @@ that share a key head are rows of one product.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 from ...api.products import gemm_strided_batched
 from ...base.dtypes import ITEMSIZE
@@ -17,7 +16,7 @@ from ...lab.ops import PHASES, Op, ops
 from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
 from ..charts import number, roof, times
-from ..declare import Figure, Step, Study, StudyCase, Way, Ways
+from ..declare import Figure, Row, Step, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS, OPERANDS, LinearProduct, stacks_of, torch_batch
 from ..site import Site
 
@@ -66,14 +65,14 @@ def _make(site: Site, seed: int, *, op: Op, dtype: str, copies: int) -> Ways:
     return Ways(ways, lambda: judged(ways, results, list(zip(*pairs[0], strict=True)), contract), rotated)
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """Each library's points under the roofline, and the products one by one."""
     found = [row for row in rows if "flops_per_second" in row["facts"]]
     ways = dict.fromkeys(way for row in found for way in times(row))
     return [*(_points(found, way) for way in ways), _table(rows)]
 
 
-def _points(rows: Sequence[Mapping[str, Any]], way: str) -> Figure:
+def _points(rows: Sequence[Row], way: str) -> Figure:
     facts = rows[0]["facts"]
     memory, peak = facts["bytes_per_second"], facts["flops_per_second"]
     data = [
@@ -101,7 +100,7 @@ def _points(rows: Sequence[Mapping[str, Any]], way: str) -> Figure:
     return Figure(title, roof(data, (memory, peak), "phase", "product"), sentence)
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _table(rows: Sequence[Row]) -> Figure:
     table, whole = [], dict.fromkeys(PHASES, 0.0)
     for row in rows:
         facts, timing = row["facts"], times(row)["isogemm"]

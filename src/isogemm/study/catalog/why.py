@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..charts import bars, number, points
-from ..declare import Figure, Study, StudyCase, Ways
+from ..declare import Figure, Row, Study, StudyCase, Ways
 from ..site import Site
 from .four_methods import method_case
 
@@ -77,13 +77,13 @@ def resident(launch: Mapping[str, Any], limits: Mapping[str, int]) -> tuple[int,
     return fits[least], least
 
 
-def figures(rows: Sequence[Mapping[str, Any]]) -> list[Figure]:
+def figures(rows: Sequence[Row]) -> list[Figure]:
     """Share of the roofline, operands beside the cache, and how kernels fill the machine."""
     launched = _launches([row for row in rows if row.get("launches")])
     return [_roofline(rows), _cache(rows), *([launched] if launched else []), _counters(rows)]
 
 
-def _roofline(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _roofline(rows: Sequence[Row]) -> Figure:
     data = [
         point | {"case": row["name"], "share": row["timings"][point["way"]].get("roofline", 0.0)}
         for row in rows
@@ -95,7 +95,7 @@ def _roofline(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(title, chart, "The roofline is what was measured here: a copy, and the rate of a large product.")
 
 
-def _cache(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _cache(rows: Sequence[Row]) -> Figure:
     table = []
     for row in rows:
         facts = row["facts"]
@@ -115,7 +115,7 @@ def _cache(rows: Sequence[Mapping[str, Any]]) -> Figure:
     return Figure(title, None, "Two operands and a result of 4 bytes an element; what fits is not read again.", table)
 
 
-def _launches(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
+def _launches(rows: Sequence[Row]) -> Figure | None:
     table = []
     for row in rows:
         limits = row["facts"]["limits"]
@@ -146,7 +146,7 @@ def _launches(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
     return Figure(title, None, "Below one wave a kernel has fewer blocks than the machine holds at once.", table)
 
 
-def _counters(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _counters(rows: Sequence[Row]) -> Figure:
     """What ncu read, or why it did not."""
     table = [
         {"case": row["name"], "way": way, **{name: number(value) for name, value in values.items()}}
@@ -164,7 +164,7 @@ def _counters(rows: Sequence[Mapping[str, Any]]) -> Figure:
     )
 
 
-def _no_counters(rows: Sequence[Mapping[str, Any]]) -> Figure:
+def _no_counters(rows: Sequence[Row]) -> Figure:
     title = "Pipes, caches and stalls: not measured"
     why = next((row["no_counters"] for row in rows if "no_counters" in row), "")
     if why:

@@ -104,6 +104,12 @@ def test_a_model_is_cut_once():
         parallelise(model, {"0": "rowwise"}, Ranks())
 
 
+@pytest.mark.parametrize("tp", [0, -2])
+def test_traffic_is_between_some_ranks(tp):
+    with pytest.raises(ShapeError, match="tp: limit: a whole number of at least 1"):
+        traffic(16, 64, 64, tp)
+
+
 def test_parts_of_weights_have_no_way_back(monkeypatch):
     model = torch.nn.Sequential(iso.Linear(8, 8), iso.Linear(8, 8), iso.Linear(8, 8))
     parallelise(model, {"0": "colwise", "2": "rowwise"}, Ranks())

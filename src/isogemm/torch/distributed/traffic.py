@@ -113,9 +113,9 @@ def traffic(
     DeviceError
         As `isogemm.plan`.
     ShapeError
-        The tree's leaves do not divide k or n.
+        The tree's leaves do not divide k or n, or there is no rank.
     """
-    tp, element = arguments.whole("tp", tp), as_dtype(dtype, "dtype")
+    tp, element = arguments.extent("tp", arguments.whole("tp", tp)), as_dtype(dtype, "dtype")
     alone: Any = plan(m, n, k, dtype=dtype, device=device, contract=contract)
     assert element is not None  # or there was no plan
     chosen, kind = as_contract(alone.contract), name_of(element)

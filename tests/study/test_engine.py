@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from tests.study import fakes
 
-from isogemm.errors import DeviceError, LimitError, OptionError
+from isogemm.errors import LimitError, OptionError
 from isogemm.lab import read_json
 from isogemm.study.catalog import STUDIES
 from isogemm.study.catalog import study as named
@@ -125,14 +125,11 @@ def test_what_memory_does_not_hold_is_left_out_and_said(queue):
         run(fakes.study(queue), fakes.site(queue, memory=1 << 10))
 
 
-def test_an_unknown_case_study_or_device_is_refused_with_the_nearest(queue):
+def test_an_unknown_case_or_study_is_refused_with_the_nearest(queue):
     with pytest.raises(OptionError, match="nearest legal choice: k=2"):
         run(fakes.study(queue), fakes.site(queue), RunOptions(case="k=22"))
     with pytest.raises(OptionError, match="nearest legal choice: four-methods"):
         named("four-method")
-    on_gpus = replace(fakes.study(queue), devices=("cuda",))
-    with pytest.raises(DeviceError, match="nearest legal choice: --device cuda"):
-        run(on_gpus, fakes.site(queue))
 
 
 def test_a_way_that_fails_is_named_and_the_others_are_timed(queue):

@@ -85,4 +85,3 @@ class Study:
     # ``cases(site, quick)``: all that would be measured given endless memory; the engine leaves out what does not fit
     cases: Callable[[Site, bool], Sequence[StudyCase]]
     figures: Callable[[Sequence[Row]], Sequence[Figure]]  # of one machine's rows that have times; loads altair
-    devices: Sequence[str] = ("cpu", "cuda")

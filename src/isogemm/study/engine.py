@@ -91,18 +91,12 @@ def run(
 
     Raises
     ------
-    DeviceError
-        The study cannot run on this device.
     OptionError
         No such case, or the folder has rows of another run.
     LimitError
         The case that was asked for, or every case, needs more memory than there is.
     """
     options = options or RunOptions()
-    if site.device not in study.devices:
-        raise DeviceError(
-            study.name, limit=", ".join(study.devices), value=site.device, nearest=f"--device {study.devices[0]}"
-        )
     cases, left_out = _chosen(study, site, options)
     stamp = {"schema": SCHEMA, "study": study.name, "options": asdict(options), "machine": site.identity}
     journal = Journal(folder, stamp, environment()) if folder else None

@@ -67,8 +67,8 @@ def method_case(
     k: int,
     mode: str,
     *,
+    clocks: Sequence[str],
     methods: Sequence[str] = METHODS,
-    clocks: Sequence[str] = CLOCKS,
     inspect: bool = False,
 ) -> StudyCase:
     """A row of k products of n x n by some of the methods, in both libraries."""

@@ -51,7 +51,7 @@ def sum_over_ranks(
 
 def product_over_ranks(
     multiply: Callable[[Tensor], Tensor], x: Tensor, n: int, bias: Tensor | None, dtype: Any,
-    ranks: Ranks, what: str, *, scatter: bool = False,
+    ranks: Ranks, what: str, *, scatter: bool,
 ) -> Tensor:  # fmt: skip
     """`sum_over_ranks` of a product whose float32 partial sums are still to be made.
 

@@ -48,8 +48,8 @@ class Transfer:
     travels: str
     sent: int
     sent_backward: int
-    product_us: float | None = None
-    transfer_us: float | None = None
+    product_us: float | None
+    transfer_us: float | None
 
     def __str__(self) -> str:
         time = "; no time: no model of such a product"

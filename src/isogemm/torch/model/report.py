@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ...errors import OptionError
@@ -44,10 +44,10 @@ class Conversion:
     module: Any
     converted: tuple[str, ...]
     left: dict[str, str]
-    parts: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    quantized: dict[str, str] = field(default_factory=dict)
-    floats: dict[str, str] = field(default_factory=dict)
-    open: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, tuple[str, ...]]
+    quantized: dict[str, str]
+    floats: dict[str, str]
+    open: dict[str, str]
 
     def __call__(self, *_: Any, **__: Any) -> NoReturn:
         """Refused: this is the report, and the model is where it was.

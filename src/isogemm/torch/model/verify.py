@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ class Verification:
     """
 
     held: tuple[str, ...]
-    broken: dict[str, str] = field(default_factory=dict)
+    broken: dict[str, str]
 
     def __bool__(self) -> bool:
         return not self.broken

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -45,7 +45,7 @@ class Quantization:
     activations: str | None
     contract: Contract | None
     # weights that might not have been quantizable, and are
-    early: dict[str, QuantizedMatrix] = field(default_factory=dict)
+    early: dict[str, QuantizedMatrix]
 
     def run(self, model: Any, progress: bool | None) -> dict[str, str]:
         """Swap them one after the other, which frees memory on the way; the formats by name."""

@@ -42,7 +42,7 @@ class Recording(NamedTuple):
     options: tuple[Any, ...]
     buffers: Grads
     needs: tuple[bool, ...]
-    order: str = "chain"
+    order: str
 
     def buffer(self, place: int, like: Tensor) -> Tensor | None:
         """The float32 buffer of an operand. Raises ShapeError: it has not the operand's shape."""

@@ -193,6 +193,17 @@ def test_bad_options(options, error, text):
         audit.model(ExactForCausalLM(), **{**SMALL, "mode": "plain", **options})
 
 
+def test_a_model_of_few_positions_learns_from_shorter_prompts():
+    model, lengths = ExactForCausalLM(), []
+    model.config.max_position_embeddings = 40
+    model.middle.register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
+    report = audit.model(model, mode="plain", relations=["rerun", "micro-batches"], **SMALL)
+    assert statuses(report) == {"rerun": "held", "micro-batches": "changed"}
+    assert set(lengths) == {11, 32}
+    with pytest.raises(LimitError, match="limit: 19 for this model; got: 20"):
+        audit.model(model, mode="plain", **{**SMALL, "tokens": 20})
+
+
 def test_the_model_is_left_as_it_was():
     model = ExactForCausalLM().train()
     before = {name: p.clone() for name, p in model.named_parameters()}

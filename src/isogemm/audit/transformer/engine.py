@@ -24,7 +24,7 @@ from .relations import RELATIONS, ModelRelation, ModelScope, not_promised
 from .runs import Prompts, prompt_length
 
 SCHEMA = "isogemm.model_audit.v1"
-_TRAINING_LENGTH = 64
+_TRAINING_LENGTH = 64  # tokens of a prompt whose gradients are compared; halved for a model of fewer positions
 _TITLE = "Does the model keep its bits?"
 
 
@@ -78,7 +78,7 @@ def model(
         What the cases range over.
     tokens : int
         Length of a prompt; the next larger one is taken where the number is a size of the model.
-    prompts : int array [sequences, at least 2 * tokens + 1], optional
+    prompts : int array [sequences, at least 2 * tokens + 1, and 65], optional
         Token ids; random by default.
     seed : int
         Of random prompts.
@@ -241,22 +241,24 @@ class _Audit:
 
 def _prompts(model: Any, settings: _ModelSettings, given: Any) -> tuple[Prompts, Prompts]:
     config, scope = getattr(model, "config", None), settings.scope
-    longest = max(2 * scope.length, _TRAINING_LENGTH) + 1
-    positions = getattr(config, "max_position_embeddings", None)
-    if positions is not None and longest > positions:
-        raise LimitError(
-            "tokens", limit=f"{(positions - 1) // 2} for this model", value=scope.length, nearest=(positions - 1) // 2
-        )
+    positions, training = getattr(config, "max_position_embeddings", None), _TRAINING_LENGTH
+    if positions is not None:
+        most = (positions - 1) // 2
+        if scope.length > most:
+            raise LimitError("tokens", limit=f"{most} for this model", value=scope.length, nearest=most)
+        while training >= positions:
+            training //= 2
+    longest = max(2 * scope.length, training) + 1
     pad = getattr(config, "pad_token_id", None) or 0
     if given is None:
         vocabulary = int(getattr(config, "vocab_size", 0) or 2)
-        drawn = Prompts.draw(scope.sequences, max(scope.length, _TRAINING_LENGTH), vocabulary, settings.seed, pad)
+        drawn = Prompts.draw(scope.sequences, max(scope.length, training), vocabulary, settings.seed, pad)
         given = drawn.ids
     ids = np.asarray(given, np.int64)
     if ids.ndim != 2 or len(ids) < scope.sequences or ids.shape[1] < longest:
         need = [scope.sequences, longest]
         raise ShapeError("prompts", limit=f"at least {need}", value=list(ids.shape), nearest=need)
-    return Prompts(ids, scope.length, pad), Prompts(ids, _TRAINING_LENGTH, pad)
+    return Prompts(ids, scope.length, pad), Prompts(ids, training, pad)
 
 
 def _device_name(device: str) -> str:

@@ -264,6 +264,36 @@ def test_descriptions_that_contradict_themselves_are_refused():
         diagnose(A, A, B, m=37, n=41, k=53, ldx=3)
 
 
+@pytest.mark.parametrize("kind", [list, np.array])
+def test_offsets_of_each_item_are_a_list_or_an_array(kind):
+    a, b, c = drawn(100), drawn(100), np.zeros(40, np.float32)
+    at = {"a": [30, 0, 60], "b": [2, 40, 70], "c": [0, 12, 25]}
+    for x, y, z in zip(*at.values(), strict=True):
+        c[z : z + 6] = (a[x : x + 10].reshape(2, 5) @ b[y : y + 15].reshape(5, 3)).reshape(-1)
+    view = {"m": 2, "n": 3, "k": 5, "order": "C"} | {f"offset_{name}": kind(places) for name, places in at.items()}
+    assert diagnose(c, a, b, **view).verdict == "right"
+    assert diagnose(c, a, b, **view | {"offset_a": 30}).verdict == "wrong"  # the same one for all
+    with pytest.raises(ShapeError, match="offset_a: limit: 3, one for each item; got: 2"):
+        diagnose(c, a, b, **view | {"offset_a": kind([30, 0]), "batch_count": 3})
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "options"),
+    [
+        (OptionError, "order", {"order": "row-major"}),
+        (DTypeError, "lda", {"lda": "53"}),
+        (DTypeError, "stride_b", {"stride_b": 0.5}),
+        (DTypeError, "offset_c", {"offset_c": None}),
+        (ShapeError, "batch_count", {"batch_count": 0}),
+        (DTypeError, "beta", {"beta": "one"}),
+    ],
+)
+def test_words_of_a_view_that_mean_nothing_are_refused(error, text, options):
+    view = {"m": 37, "n": 41, "k": 53, "order": "C"}
+    with pytest.raises(error, match=text):
+        diagnose((A @ B).reshape(-1), A.reshape(-1), B.reshape(-1), **view | options)
+
+
 def test_every_name_of_the_bank_has_a_mend():
     assert len(MISTAKES) == 35
     assert all(row.mend for row in MISTAKES.values())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -159,7 +158,8 @@ def call_of(
     if added is not None and added.shape != (matrices[2].columns,):
         want = [matrices[2].columns]
         raise ShapeError("bias", limit=f"shape {want}", value=list(added.shape), nearest=want)
-    case = GemmCall(*matrices, before, float(alpha), float(beta), added, weights=weights)
+    alpha, beta = arguments.number("alpha", alpha), arguments.number("beta", beta)
+    case = GemmCall(*matrices, before, alpha, beta, added, weights=weights)
     if case.a.columns != case.b.rows:
         raise ShapeError(
             "inner dimensions", limit=f"op(B) with {case.a.columns} rows", value=case.b.rows, nearest=case.a.columns
@@ -179,9 +179,14 @@ def _check(runs: list[Array], a: Array, b: Array) -> None:
         value = [f"{x.dtype} {list(x.shape)}" for x in runs]
         raise ShapeError("runs of a call", limit="one or more of one shape and type", value=value, nearest=value[:1])
     for name, x in (("observed", runs[0]), ("a", a), ("b", b)):
-        if x.dtype not in FLOATS:
-            legal = ", ".join(kind.name for kind in FLOATS)
-            raise DTypeError(f"dtype of {name}", limit=legal, value=x.dtype.name, nearest="float32")
+        check_floats(name, x)
+
+
+def check_floats(name: str, x: Array) -> None:
+    """Raise DTypeError unless an array is of floats."""
+    if x.dtype not in FLOATS:
+        legal = ", ".join(kind.name for kind in FLOATS)
+        raise DTypeError(f"dtype of {name}", limit=legal, value=x.dtype.name, nearest="float32")
 
 
 def _blocks(b: Any, format: str, row_stride: int | None) -> Blocks:
@@ -226,24 +231,35 @@ def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[
         ) from missing
     if min(m, n, k) < 0:
         raise ShapeError("m, n, k", limit="at least 0", value=[m, n, k], nearest=[max(0, x) for x in (m, n, k)])
-    order, count = view.pop("order", "F"), int(view.pop("batch_count", 1))
+    order = arguments.one_of("order", view.pop("order", "F"), ("F", "C"), "'C' for rows")
+    begins = {name: view.pop(f"offset_{name}", 0) for name in "abc"}
+    listed = [len(places) for x in begins.values() if (places := arguments.items(x)) is not None]
+    count = arguments.whole("batch_count", view.pop("batch_count", listed[0] if listed else 1))
+    count = arguments.extent("batch_count", count)
     stored = {"a": (k, m) if ta == "T" else (m, k), "b": (n, k) if tb == "T" else (k, n), "c": (m, n)}
     matrices = []
     for name, flat, trans in (("a", a, ta), ("b", b, tb), ("c", runs[0], "N")):
         rows, columns = stored[name]
-        ld = int(view.pop(f"ld{name}", rows if order == "F" else columns))
-        step = int(view.pop(f"stride_{name}", ld * (columns if order == "F" else rows) if count > 1 else 0))
-        matrices.append(
-            resized(name, flat, stored[name], ld, order, trans, _offsets(view.pop(f"offset_{name}", 0), step, count))
-        )
+        lines, line = (columns, rows) if order == "F" else (rows, columns)
+        ld = arguments.whole(f"ld{name}", view.pop(f"ld{name}", line))
+        step = arguments.whole(f"stride_{name}", view.pop(f"stride_{name}", ld * lines))
+        offsets = _offsets(f"offset_{name}", begins[name], step, count)
+        matrices.append(resized(name, flat, stored[name], ld, order, trans, offsets))
     if view:
         limit = "m, n, k, ld, offset, stride of a, b, c, batch_count, order"
         raise OptionError("a view of buffers", limit=limit, value=sorted(view), nearest="lda")
     return (matrices[0], matrices[1], matrices[2]), [x.reshape(-1) for x in runs]
 
 
-def _offsets(offset: int | Sequence[int], step: int, count: int) -> Sequence[int]:
-    return list(offset) if isinstance(offset, Sequence) else [int(offset) + step * p for p in range(count)]
+def _offsets(name: str, given: Any, step: int, count: int) -> list[int]:
+    """Where each item begins: as they are listed, or one stride after the other."""
+    listed = arguments.items(given)
+    if listed is None:
+        first = arguments.whole(name, given)
+        return [first + step * p for p in range(count)]
+    if len(listed) != count:
+        raise ShapeError(name, limit=f"{count}, one for each item", value=len(listed), nearest=count)
+    return [arguments.whole(name, x) for x in listed]
 
 
 def _ordered(found: Diagnosis, case: GemmCall, buffer: Array, contract: str | None) -> Diagnosis:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isogemm.doctor import diagnose_attention
-from isogemm.errors import ShapeError
+from isogemm.errors import DTypeError, ShapeError
 
 RNG = np.random.default_rng(5)
 Q, K, V = (RNG.standard_normal(s).astype(np.float32) for s in ((6, 21, 16), (3, 21, 16), (3, 21, 16)))
@@ -56,3 +56,25 @@ def test_what_is_right():
     assert (found.verdict, found.causes) == ("wrong", ())
     with pytest.raises(ShapeError, match="kv_heads"):
         diagnose_attention(attention(), Q, K[:, :, :5], V)
+
+
+def test_values_of_zeros_are_right_as_they_are():
+    zeros = np.zeros_like(V)
+    assert diagnose_attention(np.zeros_like(Q), Q, K, zeros).verdict == "right"
+    assert diagnose_attention(np.ones_like(Q), Q, K, zeros).verdict == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "observed", "k", "v", "options"),
+    [
+        (ShapeError, r"observed: limit: \[6, 21, 16\]", Q[:, :5], K, V, {}),
+        (ShapeError, r"shape of mask: limit: one that broadcasts to \[6, 21, 21\]", Q, K, V, {"mask": MASK[:, :4]}),
+        (ShapeError, "kv_heads", Q, K[:0], V[:0], {}),
+        (ShapeError, "kv_heads", Q, K[:, :0], V[:, :0], {}),
+        (ShapeError, "kv_heads", Q, K, V[0], {}),
+        (DTypeError, "dtype of observed", Q.astype(np.int32), K, V, {}),
+    ],
+)
+def test_what_cannot_be_looked_at_is_refused(error, text, observed, k, v, options):
+    with pytest.raises(error, match=text):
+        diagnose_attention(observed, Q, k, v, **options)

@@ -14,6 +14,7 @@ from ..operands.tensors import on_host
 from .bank import MISTAKES
 from .case import Array
 from .diagnosis import Cause, Diagnosis
+from .results import check_floats
 
 MENDS = {
     "softmax-scale": "multiply scores by 1 / sqrt(head dimension), once, before the softmax",
@@ -67,15 +68,25 @@ def diagnose_attention(
 
     Raises
     ------
-    ShapeError
-        Shapes do not fit.
+    ShapeError, DTypeError
+        Shapes do not fit, or the result is none of floats.
     """
     x, y, z = (on_host(t).astype(np.float64) for t in (q, k, v))
-    if x.ndim != 3 or y.ndim != 3 or y.shape[:2] != z.shape[:2] or x.shape[0] % y.shape[0] or x.shape[2] != y.shape[2]:
+    if (
+        not x.ndim == y.ndim == z.ndim == 3
+        or min(y.shape) < 1
+        or y.shape[:2] != z.shape[:2]
+        or x.shape[0] % y.shape[0]
+        or x.shape[2] != y.shape[2]
+    ):
         shapes = [list(t.shape) for t in (x, y, z)]
         limit = "q [heads, queries, d], k and v [kv_heads, keys, d]"
         raise ShapeError("attention", limit=limit, value=shapes, nearest=[shapes[0]] * 3)
-    allowed = None if mask is None else on_host(mask)
+    out, want = on_host(observed), [*x.shape[:2], z.shape[2]]
+    check_floats("observed", out)
+    if list(out.shape) != want:
+        raise ShapeError("observed", limit=want, value=list(out.shape), nearest=want)
+    allowed = None if mask is None else _fitting(on_host(mask), (*x.shape[:2], y.shape[1]))
     if causal:
         lower = np.tri(x.shape[1], y.shape[1], y.shape[1] - x.shape[1], dtype=bool)
         allowed = lower if allowed is None else _both(allowed, lower)
@@ -83,7 +94,6 @@ def diagnose_attention(
     call = _Call(
         x, y, z, allowed, x.shape[2] ** -0.5 if scale is None else scale, tuple(h // group for h in range(len(x)))
     )
-    out = on_host(observed)
     seen, eps = out.astype(np.float64), float(ml_dtypes.finfo(out.dtype).eps)
     unit = (eps + ROUNDED * (out.dtype.itemsize == 2) + 2.0**-18) * np.abs(z).max(initial=0)
     right = _off(seen, call.result(), unit)
@@ -100,15 +110,24 @@ def diagnose_attention(
     return Diagnosis("wrong", causes, elements=seen.size, wrong=wrong, residual=right)
 
 
+def _fitting(mask: Array, shape: tuple[int, ...]) -> Array:
+    """A mask that can be broadcast to the scores [heads, queries, keys]."""
+    if mask.ndim > 3 or any(x not in (1, y) for x, y in zip(mask.shape[::-1], shape[::-1], strict=False)):
+        limit = f"one that broadcasts to {list(shape)}"
+        raise ShapeError("shape of mask", limit=limit, value=list(mask.shape), nearest=list(shape))
+    return mask
+
+
 def _both(mask: Array, lower: Array) -> Array:
     """A mask of either kind, and nothing later."""
     return mask & lower if mask.dtype == bool else np.where(lower, mask, -np.inf)
 
 
 def _off(seen: Array, found: Array, unit: float) -> float:
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore"):
         off = np.abs(seen - found) / unit
-    return float(np.where(np.isnan(seen) & np.isnan(found), 0, np.nan_to_num(off, nan=np.inf)).max(initial=0))
+    same = (seen == found) | (np.isnan(seen) & np.isnan(found))
+    return float(np.where(same, 0, np.nan_to_num(off, nan=np.inf)).max(initial=0))
 
 
 def _mistakes(call: _Call) -> Iterator[tuple[str, str, _Call]]:

@@ -14,6 +14,7 @@ from isogemm import audit
 from isogemm.audit.bench import LinearOperands, ProviderBench, sampled_columns
 from isogemm.audit.cases import Case, evaluate
 from isogemm.audit.data import ActivationSource, WeightSource, arrange
+from isogemm.errors import LimitError, OptionError
 from isogemm.lab.models import LinearShape
 
 from . import fakes
@@ -299,6 +300,19 @@ def test_a_drift_names_the_kernels_of_the_calls_that_disagree() -> None:
     assert first.to_dict()["kernels"] == ["M=1: plain", "M=1: split"]
     _, outcome = audit.replay(first.case.text(), provider)
     assert outcome.drift.kernels == first.kernels
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "text"),
+    [
+        ("relation=form&m=1&form=loop&blocks=0&n=8&k=8", OptionError, "malformed replay"),
+        ("relation=accumulation&m=8&parts=0&n=8&k=8", OptionError, "malformed replay"),
+        (f"relation=rerun&m=1&times=3&n={10**9}&k={10**9}", LimitError, "weight: limit: the free memory"),
+    ],
+)
+def test_a_line_of_no_case_is_refused(case, error, text) -> None:
+    with pytest.raises(error, match=text):
+        audit.replay(f"provider=numpy&{case}&dtype=float32&seed=0")
 
 
 def test_isogemm_keeps_the_bits_of_gradients_and_numpy_is_asked_too() -> None:

@@ -318,6 +318,8 @@ def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
     ------
     OptionError, ShapeError, DTypeError
         The line is malformed, or names something that is not there.
+    LimitError
+        There is no memory for the weight.
     """
     case = Case.parse(text)
     found = provider or load_provider(case.provider, checked_device(case.device))
@@ -329,7 +331,7 @@ def replay(text: str, provider: Provider | None = None) -> tuple[Case, Outcome]:
             raise ValueError("no rows")
         bench = ProviderBench(found, operands)
         return case, with_kernels(evaluate(bench, case), bench, case)
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, ZeroDivisionError) as error:
         if isinstance(error, IsogemmError):
             raise
         raise _malformed(text, f"{type(error).__name__}: {error}") from error

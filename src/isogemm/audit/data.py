@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..base import arguments
 from ..base.dtypes import NUMPY, SHORT_NAMES
 from ..base.extras import require_extra
-from ..errors import DTypeError, LayoutError, OptionError, ShapeError
+from ..errors import DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from ..lab import shapes
 from ..lab.models import LinearShape
 
@@ -99,10 +99,13 @@ class WeightSource:
         """The weight [n, k] as a dense, 64-byte aligned array of `dtype`.
 
         Random weights are normal with variance 1/k. Weights of a file are rounded to nearest even where `dtype` is
-        narrower than the file's.
+        narrower than the file's. Raises LimitError: there is no memory for it.
         """
         _, n, k = self.linear
-        out = aligned((n, k), dtype)
+        try:
+            out = aligned((n, k), dtype)
+        except MemoryError as error:
+            raise LimitError("weight", limit="the free memory", value=self.linear, nearest="a smaller shape") from error
         if self.path:
             tensor = _open(self.path).get_slice(self.linear.name)
             for start in range(0, n, _BLOCK_ROWS):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..base import arguments
-from ..errors import DTypeError, LimitError, OptionError, ShapeError
+from ..errors import DTypeError, OptionError, ShapeError
 from ..lab import Progress, environment
 from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
 from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
@@ -228,10 +228,7 @@ class _Audit:
         note = f"{linear.name}: batch sizes {', '.join(map(str, dropped))} left out: beyond the memory limit"
         if dropped and note not in self.out.notes:
             self.out.notes.append(note)
-        try:
-            w = source.load(dtype, self.settings.seed)
-        except MemoryError as error:
-            raise LimitError("weight", limit="the free memory", value=linear, nearest="a smaller shape") from error
+        w = source.load(dtype, self.settings.seed)
         columns = sampled_columns(linear.n, MAX_COLUMNS)
         return LinearOperands(linear, w, self.settings.activations, self.settings.seed, columns, max(1, max_m))
 

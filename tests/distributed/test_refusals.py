@@ -110,6 +110,12 @@ def test_traffic_is_between_some_ranks(tp):
         traffic(16, 64, 64, tp)
 
 
+@pytest.mark.parametrize("order", ["chain", "leaf8"])
+def test_traffic_is_of_a_tree(order):
+    with pytest.raises(OptionError, match="order of sums over ranks: limit: treeT"):
+        traffic(16, 64, 64, 2, order=order)
+
+
 def test_parts_of_weights_have_no_way_back(monkeypatch):
     model = torch.nn.Sequential(iso.Linear(8, 8), iso.Linear(8, 8), iso.Linear(8, 8))
     parallelise(model, {"0": "colwise", "2": "rowwise"}, Ranks())

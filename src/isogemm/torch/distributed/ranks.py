@@ -71,14 +71,7 @@ class Ranks:
             raise DTypeError("group of ranks", limit=limit, value=repr(self.group), nearest=nearest)
         if not number("timeout", self.timeout) > 0:
             raise OptionError("timeout", limit="more than 0 seconds", value=self.timeout, nearest=300.0)
-        order = as_contract(f"fma/{self.order}").order
-        if order.kind != "tree":
-            raise OptionError("order of sums over ranks", limit="treeT", value=self.order, nearest="tree8")
-        if order.size % self.size:
-            raise OptionError(
-                "number of ranks", limit=f"a divisor of the {order.size} leaves of {self.order}", value=self.size,
-                nearest=max(n for n in range(1, order.size + 1) if order.size % n == 0 and n <= self.size),
-            )  # fmt: skip
+        check_divides("number of ranks", self.size, self.order)
         if self.transport not in TRANSPORTS:
             limit = " or ".join(TRANSPORTS)
             raise OptionError("transport", limit=limit, value=self.transport, nearest="auto")
@@ -100,7 +93,7 @@ class Ranks:
     @property
     def leaves(self) -> int:
         """Leaves of the tree."""
-        return as_contract(f"fma/{self.order}").order.size
+        return leaves_of(self.order)
 
     @property
     def own_leaves(self) -> int:
@@ -228,6 +221,22 @@ class Ranks:
             value=f"none from rank {named} of the group ({str(error).splitlines()[0][:160]})",
             nearest="start all ranks again: the group is not usable any more",
         )  # fmt: skip
+
+
+def leaves_of(order: str) -> int:
+    """Leaves of the tree ``treeT``. Raises OptionError: the order is no tree."""
+    found = as_contract(f"fma/{order}").order
+    if found.kind != "tree":
+        raise OptionError("order of sums over ranks", limit="treeT", value=order, nearest="tree8")
+    return found.size
+
+
+def check_divides(name: str, size: int, order: str) -> None:
+    """Raise OptionError unless so many ranks can share the leaves of a tree."""
+    leaves = leaves_of(order)
+    if leaves % size:
+        nearest = max(n for n in range(1, min(size, leaves) + 1) if leaves % n == 0)
+        raise OptionError(name, limit=f"a divisor of the {leaves} leaves of {order}", value=size, nearest=nearest)
 
 
 # torch 2.13 gave it another name.

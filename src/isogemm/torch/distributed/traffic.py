@@ -9,8 +9,9 @@ from ...api.plan import plan
 from ...base import arguments
 from ...base.dtypes import ITEMSIZE, as_dtype, name_of
 from ...contract.spec import ContractLike, as_contract
-from ...errors import OptionError, ShapeError
+from ...errors import ShapeError
 from ..device import column
+from .ranks import check_divides, leaves_of
 from .sums import FEW_ROWS, OVERLAP_ROWS
 
 
@@ -109,7 +110,7 @@ def traffic(
     Raises
     ------
     OptionError
-        The ranks do not divide the tree's leaves.
+        The order is no tree, or the ranks do not divide its leaves.
     DeviceError
         As `isogemm.plan`.
     ShapeError
@@ -120,10 +121,8 @@ def traffic(
     assert element is not None  # or there was no plan
     chosen, kind = as_contract(alone.contract), name_of(element)
     itemsize = ITEMSIZE[kind]
-    leaves = as_contract(f"fma/{order}").order.size
-    if leaves % tp:
-        nearest = max(size for size in range(1, min(tp, leaves) + 1) if leaves % size == 0)
-        raise OptionError("tp", limit=f"a divisor of the {leaves} leaves of {order}", value=tp, nearest=nearest)
+    check_divides("tp", tp, order)
+    leaves = leaves_of(order)
     for name, length in (("n", n), ("k", k)):
         if length % (leaves * chosen.block):
             step = leaves * chosen.block

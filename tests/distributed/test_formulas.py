@@ -13,7 +13,14 @@ transformers = pytest.importorskip("transformers")
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
-from isogemm.torch.distributed import Ranks, VocabularyEmbedding  # noqa: E402
+from isogemm.torch.distributed import (  # noqa: E402
+    ColumnParallel,
+    Ranks,
+    RowParallel,
+    VocabularyEmbedding,
+    log_softmax,
+    token_losses,
+)
 from isogemm.torch.distributed.layers import HeadNorm  # noqa: E402
 from isogemm.torch.distributed.tree import fixed_sum  # noqa: E402
 
@@ -113,3 +120,22 @@ def test_a_scaled_table_stays_one(padding):
 def test_a_table_that_was_left_is_refused():
     with pytest.raises(OptionError, match=r"isogemm\.torch\.Embedding"):
         VocabularyEmbedding.adopt(torch.nn.Embedding(8, 4), Ranks(), "embed_tokens", set())
+
+
+@pytest.mark.parametrize("kind", [ColumnParallel, RowParallel])
+@pytest.mark.parametrize("shape", [(3, 0, 64), (0, 5, 64), (64,)])
+def test_rows_of_any_shape(kind, shape):
+    layer = iso.Linear(64, 64)
+    kind.adopt(layer, Ranks(), "layer", set())
+    x = torch.ones(shape, requires_grad=True)
+    y = layer(x)
+    y.sum().backward()
+    assert (y.shape, x.grad.shape, layer.weight.grad.shape) == (x.shape, x.shape, (64, 64))
+
+
+def test_losses_of_no_tokens():
+    logits = torch.empty(0, 8, requires_grad=True)
+    losses = token_losses(logits, torch.empty(0, dtype=torch.int64), Ranks())
+    losses.sum().backward()
+    assert (losses.shape, logits.grad.shape) == ((0,), (0, 8))
+    assert log_softmax(logits, Ranks()).shape == (0, 8)

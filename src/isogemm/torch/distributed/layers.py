@@ -95,10 +95,10 @@ class ParallelLinear(Parallel, Linear):
 
     def computed(self, x: Tensor, w: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Contract]:
         """The result, the rows that its product took, and their contract, outside the gradient's graph."""
-        x = self.ahead(x)
+        lead, x = self.shape_of(x), self.ahead(x)
         contract = resolved(contract_text(self.contract), x, w)
         y = self.forwards(x.reshape(-1, x.shape[-1]), w, bias, contract)
-        return y.reshape(-1, *x.shape[1:-1], y.shape[-1]) if x.dim() > 1 else y.reshape(-1), x, contract
+        return y.reshape(*lead, y.shape[-1]), x, contract
 
     def shape_of(self, x: Tensor) -> list[Any]:
         """Leading dimensions of the result for `x`."""
@@ -151,9 +151,11 @@ class ColumnParallel(ParallelLinear):
         return type(self).forward is ColumnParallel.forward and not (self.gathered or self.sequence)
 
     def shape_of(self, x: Tensor) -> list[Any]:
-        """The shape of x with the rows of the others, without its last extent."""
+        """With the rows of the others."""
+        if not self.sequence:
+            return super().shape_of(x)
         first, *rest = x.shape[:-1]
-        return [first * self.ranks.size, *rest] if self.sequence else [first, *rest]
+        return [first * self.ranks.size, *rest]
 
     def ahead(self, x: Tensor) -> Tensor:
         """All rows, of the others too."""
@@ -201,8 +203,10 @@ class RowParallel(ParallelLinear):
 
     def shape_of(self, x: Tensor) -> list[Any]:
         """Without the rows of the others."""
+        if not self.sequence:
+            return super().shape_of(x)
         first, *rest = x.shape[:-1]
-        return [first // self.ranks.size, *rest] if self.sequence else [first, *rest]
+        return [first // self.ranks.size, *rest]
 
     def behind(self, dy: Tensor) -> Tensor:
         """All rows, of the others too."""
@@ -218,6 +222,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, bias: Tensor | None, layer: Any, *buffers: Tensor | None) -> Tensor:
+        ctx.shape = x.shape  # of this rank's rows; what is kept may have those of the others
         y, x, ctx.contract = layer.computed(x, w, bias)
         ctx.rows = str(with_order(ctx.contract, layer.grad_order))
         ctx.layer, ctx.buffers, ctx.bias = layer, buffers, None if bias is None else bias.dtype
@@ -232,8 +237,7 @@ class _Product(torch.autograd.Function):  # type: ignore[misc]
         rows, flat = dy.reshape(-1, dy.shape[-1]), x.reshape(-1, x.shape[-1])
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = layer.backwards(rows, w, ctx.contract, x.dtype)
-            dx = dx.reshape(-1, *x.shape[1:]) if x.dim() > 1 else dx.reshape(-1)
+            dx = layer.backwards(rows, w, ctx.contract, x.dtype).reshape(ctx.shape)
         if ctx.needs_input_grad[1]:
             dw = _over_rows(rows.mT, flat, asked_for(ctx, 1, ctx.buffers[0]), ctx.rows, w.dtype)
         if ctx.needs_input_grad[2]:

@@ -75,13 +75,13 @@ class _Rows(torch.autograd.Function):  # type: ignore[misc]
         ctx.ranks, ctx.rows = ranks, len(x)
         share = -(-len(x) // ranks.size)
         padded = torch.nn.functional.pad(x, (0, 0, 0, share * ranks.size - len(x)))
-        found = ranks.exchange(padded.view(ranks.size, share, -1), "columns of logits")
-        return found.transpose(0, 1).reshape(share, -1).clone()
+        found = ranks.exchange(padded.view(ranks.size, share, x.shape[1]), "columns of logits")
+        return found.transpose(0, 1).flatten(1).clone()
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
-        columns = dy.view(len(dy), ctx.ranks.size, -1).transpose(0, 1).contiguous()
+        columns = dy.unflatten(1, (ctx.ranks.size, -1)).transpose(0, 1).contiguous()
         found = ctx.ranks.exchange(columns, "the gradient of logits")
         return found.reshape(-1, found.shape[-1])[: ctx.rows], None
 

@@ -249,6 +249,27 @@ def test_an_audit_of_ranks_looks_at_heads_before_it_starts_any(tmp_path, monkeyp
         compare_ranks(str(tmp_path / "elsewhere"), [1, 2])
 
 
+def test_what_a_rank_refuses_is_the_error_of_the_audit(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from isogemm.audit import compare_ranks
+    from isogemm.audit.transformer import ranks
+
+    def outcomes(rank, *given):
+        given[-1].put(ranks.RanksOutcome(1, "tree2", 3, 0, ""))  # of a size before
+        raise ShapeError("rows of lm_head.weight", limit="a multiple of 2", value=67, nearest=68)
+
+    def spawn(function, given, nprocs):
+        with pytest.raises(ShapeError):
+            function(0, *given)
+        raise torch.multiprocessing.ProcessRaisedException("a traceback", 0, 1)
+
+    transformers.Qwen3Config(num_attention_heads=4, num_key_value_heads=2).save_pretrained(tmp_path)
+    monkeypatch.setattr(ranks, "_outcomes", outcomes)
+    monkeypatch.setattr(torch.multiprocessing, "spawn", spawn)
+    with pytest.raises(ShapeError, match=r"rows of lm_head.weight: limit: a multiple of 2; got: 67; .* 68"):
+        compare_ranks(str(tmp_path), [1, 2], random=True)
+
+
 @pytest.mark.gpu
 def test_ranks_that_share_a_gpu_have_the_bits_of_one(tmp_path):
     """Logits of two and of four processes, whose sums travel through the host's memory."""

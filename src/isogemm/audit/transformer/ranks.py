@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 from ...base.extras import require_extra
-from ...errors import DeviceError, OptionError
+from ...errors import DeviceError, IsogemmError, OptionError
 from ...operands.tensors import words
 from .load import config_of, load
 
@@ -79,8 +79,8 @@ def compare_ranks(
     Raises
     ------
     OptionError
-        No such folder or device, sizes that have no common tree, or heads that ranks cannot share. What a rank raises
-        ends the launch with its error.
+        No such folder or device, sizes that have no common tree, or heads that ranks cannot share. What a rank
+        refuses, a model that it cannot cut for example, is raised here.
     DeviceError
         torch has no GPU that it can use.
     """
@@ -104,11 +104,34 @@ def compare_ranks(
         found = processes.get_context("spawn").SimpleQueue()
         options = {"random": random, "dtype": dtype, "device": device, "seed": seed}
         given = (most, f"file://{folder}/store", path, tuple(sizes), order, options, tokens, found)
-        processes.spawn(_rank, given, nprocs=most)
+        try:
+            processes.spawn(_rank, given, nprocs=most)
+        except processes.ProcessRaisedException as error:
+            raise _told(found) or error from None
         return [found.get() for _ in sizes]
 
 
-def _rank(
+def _told(found: Any) -> IsogemmError | None:
+    """The refusal that a rank has left in the queue, behind outcomes of sizes before."""
+    while not found.empty():
+        told = found.get()
+        if isinstance(told, tuple):
+            kind, words = told
+            return kind(**words)  # type: ignore[no-any-return]
+    return None
+
+
+def _rank(rank: int, *given: Any) -> None:
+    """One process; what it refuses goes into the queue, as words that can travel."""
+    try:
+        _outcomes(rank, *given)
+    except IsogemmError as error:
+        words = {name: str(getattr(error, name)) for name in ("what", "limit", "value", "nearest")}
+        given[-1].put((type(error), words))
+        raise
+
+
+def _outcomes(
     rank: int,
     world: int,
     where: str,
@@ -119,7 +142,7 @@ def _rank(
     tokens: int,
     found: Any,
 ) -> None:
-    """One process: its part of every model, compared with the whole one."""
+    """A process' part of every model, compared with the whole one."""
     import torch
     import torch.distributed as dist
 

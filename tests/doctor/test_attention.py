@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from isogemm.doctor import diagnose_attention
-from isogemm.errors import DTypeError, ShapeError
+from isogemm.errors import DTypeError, OptionError, ShapeError
 
 RNG = np.random.default_rng(5)
 Q, K, V = (RNG.standard_normal(s).astype(np.float32) for s in ((6, 21, 16), (3, 21, 16), (3, 21, 16)))
@@ -58,23 +58,32 @@ def test_what_is_right():
         diagnose_attention(attention(), Q, K[:, :, :5], V)
 
 
-def test_values_of_zeros_are_right_as_they_are():
-    zeros = np.zeros_like(V)
-    assert diagnose_attention(np.zeros_like(Q), Q, K, zeros).verdict == "right"
-    assert diagnose_attention(np.ones_like(Q), Q, K, zeros).verdict == "wrong"
+def test_what_has_no_number_or_no_key():
+    """NaN is counted as wrong; of a query that sees no key NaN and zeros are right; zeros of zeros are right."""
+    found = diagnose_attention(attention() * np.nan, Q, K, V, causal=True)
+    assert (found.verdict, found.wrong) == ("wrong", found.elements)
+    blind = MASK & (np.arange(21)[:, None] != 4)
+    left = attention(mask=blind)
+    for seen in (left, np.nan_to_num(left)):
+        assert diagnose_attention(seen, Q, K, V, mask=blind).verdict == "right"
+    assert diagnose_attention(np.zeros_like(Q), Q, K, 0 * V).verdict == "right"
 
 
 @pytest.mark.parametrize(
-    ("error", "text", "observed", "k", "v", "options"),
+    ("given", "error", "said"),
     [
-        (ShapeError, r"observed: limit: \[6, 21, 16\]", Q[:, :5], K, V, {}),
-        (ShapeError, r"shape of mask: limit: one that broadcasts to \[6, 21, 21\]", Q, K, V, {"mask": MASK[:, :4]}),
-        (ShapeError, "kv_heads", Q, K[:0], V[:0], {}),
-        (ShapeError, "kv_heads", Q, K[:, :0], V[:, :0], {}),
-        (ShapeError, "kv_heads", Q, K, V[0], {}),
-        (DTypeError, "dtype of observed", Q.astype(np.int32), K, V, {}),
+        ({"observed": attention()[:1]}, ShapeError, r"shape of observed: .* nearest legal choice: \[6, 21, 16\]"),
+        ({"observed": attention().astype(np.int32)}, DTypeError, "dtype of observed: .* got: int32"),
+        ({"q": Q[None], "k": K[None], "v": V[None]}, ShapeError, r"nearest legal choice: .* q\[0\]"),
+        ({"k": K[:0], "v": V[:0]}, ShapeError, "heads a multiple of kv_heads"),
+        ({"q": Q[..., :0], "k": K[..., :0]}, ShapeError, "d of q and k: limit: at least 1"),
+        ({"mask": np.ones((3, 3), bool)}, ShapeError, r"shape of mask: .* got: \[3, 3\]; .* \[21, 21\]"),
+        ({"mask": MASK.astype(np.int64)}, DTypeError, "dtype of mask: limit: bool, .* got: int64"),
+        ({"mask": "causal"}, DTypeError, "dtype of mask"),
+        ({"scale": "x"}, DTypeError, "scale: limit: a number"),
+        ({"scale": 0}, OptionError, "scale: limit: a positive number; got: 0"),
     ],
 )
-def test_what_cannot_be_looked_at_is_refused(error, text, observed, k, v, options):
-    with pytest.raises(error, match=text):
-        diagnose_attention(observed, Q, k, v, **options)
+def test_what_does_not_fit_is_refused(given, error, said):
+    with pytest.raises(error, match=said):
+        diagnose_attention(**{"observed": attention(), "q": Q, "k": K, "v": V} | given)

@@ -8,7 +8,7 @@ import pytest
 
 from isogemm import quantize
 from isogemm.doctor import MISTAKES, Cause, Diagnosis, diagnose
-from isogemm.errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
+from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(7)
@@ -260,8 +260,40 @@ def test_descriptions_that_contradict_themselves_are_refused():
         diagnose(A @ B, A, B, bias=BIAS[:5])
     with pytest.raises(ShapeError, match="runs"):
         diagnose([], A, B)
-    with pytest.raises(OptionError, match="view"):
+    with pytest.raises(OptionError, match=r"view.*nearest legal choice: ld"):
         diagnose(A, A, B, m=37, n=41, k=53, ldx=3)
+    view = {"m": 37, "n": 41, "k": 53}
+    with pytest.raises(OptionError, match=r"order: limit: one of F, C; got: 'X'"):
+        diagnose(A @ B, A, B, **view, order="X")
+    with pytest.raises(ShapeError, match=r"batch_count: limit: at least 1; got: 0"):
+        diagnose(A @ B, A, B, **view, order="C", batch_count=0)
+    with pytest.raises(DTypeError, match=r"lda: limit: a whole number; got: '53'"):
+        diagnose(A @ B, A, B, **view, order="C", lda="53")
+    with pytest.raises(ShapeError, match=r"offset_a: limit: one number, or one for each of 2; got: 3"):
+        diagnose(A @ B, A, B, **view, order="C", batch_count=2, offset_a=[0, 1, 2])
+    with pytest.raises(DTypeError, match=r"alpha: limit: a number; got: '1'"):
+        diagnose(A @ B, A, B, alpha="1")
+    with pytest.raises(OptionError, match=r"beta: limit: 0 without c; got: 1.0"):
+        diagnose(A @ B, A, B, beta=1.0)
+    with pytest.raises(DTypeError, match=r"dtype of bias"):
+        diagnose(A @ B, A, B, bias=np.ones(41, np.int32))
+    with pytest.raises(ShapeError, match=r"items of b: limit: a list of 37, as a is"):
+        diagnose(A @ B, A.tolist(), B)
+    torch = pytest.importorskip("torch")
+    tensor = torch.from_numpy(A)
+    with pytest.raises(LayoutError, match="a dense one"):
+        diagnose(A @ B, tensor.to_sparse(), B)
+    with pytest.raises(DeviceError, match="meta"):
+        diagnose(A @ B, tensor.to("meta"), B)
+
+
+def test_results_without_numbers_tell_no_order():
+    """They are the same in all, and nothing is warned of."""
+    infinite = np.where(np.arange(37)[:, None] > 0, np.float32(np.inf), A)
+    with np.errstate(all="ignore"):
+        wanted = infinite @ B
+    found = diagnose(wanted, infinite, B)
+    assert (found.verdict, found.order) == ("right", "")
 
 
 @pytest.mark.parametrize("kind", [list, np.array])

@@ -14,7 +14,7 @@ from numpy.lib.stride_tricks import as_strided
 import isogemm
 from isogemm.doctor import MISTAKES, GuardError, examine, guard, guarded_empty
 from isogemm.doctor.faulty import examined
-from isogemm.errors import DTypeError, OptionError, ShapeError
+from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
 from isogemm.formats.blocks import format_of
 from isogemm.formats.reference import dequantize
 
@@ -249,10 +249,35 @@ def test_guards():
     assert (total == 5).all()
     with pytest.raises(DTypeError, match=r"result of <lambda>.*list"):
         guard(lambda a, b: [a @ b])(a, b)
+    with pytest.raises(DTypeError, match=r"function: limit: a function of arrays or tensors; got: 3"):
+        guard(3)
+    with pytest.raises(DTypeError, match=r"elements that are compared: limit: .* got: complex128"):
+        guard(lambda a, b: (a @ b).astype(np.complex128))(a, b)
+    lengths = iter((3, 4))
+    with pytest.raises(GuardError, match=r"another shape in a second run: limit: \[3\]; got: \[4\]"):
+        guard(lambda a, b: np.ones(next(lengths)))(a, b)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        (((2, 3), "bf17"), DTypeError, "dtype: limit: .* got: 'bf17'"),
+        (((2, 3), "int32"), DTypeError, "which have a NaN; got: int32"),
+        ((-2,), ShapeError, "shape: limit: a whole number of at least 0; got: -2"),
+        (("2, 3",), ShapeError, "shape: .* got: '2, 3'"),
+        ((2.5,), ShapeError, "shape: .* got: 2.5; nearest legal choice: 2"),
+    ],
+)
+def test_outputs_that_cannot_be_guarded_are_refused(given, error, said):
+    with pytest.raises(error, match=said):
+        guarded_empty(*given)
 
 
 def test_guards_of_tensors():
     torch = pytest.importorskip("torch")
+    assert guarded_empty(np.int64(3), "bf16", device="cpu").array.dtype is torch.bfloat16
+    with pytest.raises(DeviceError, match="device: limit: one that torch can use here; got: gpu"):
+        guarded_empty(3, device="gpu")
     out = guarded_empty((3, 5), torch.float16)
     with pytest.raises(GuardError, match="15 elements left"):
         out.check()

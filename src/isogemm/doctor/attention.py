@@ -9,12 +9,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..errors import ShapeError
+from ..base import arguments
+from ..errors import OptionError, ShapeError
 from ..operands.tensors import on_host
 from .bank import MISTAKES
-from .case import Array
+from .case import Array, check_floats
 from .diagnosis import Cause, Diagnosis
-from .results import check_floats
 
 MENDS = {
     "softmax-scale": "multiply scores by 1 / sqrt(head dimension), once, before the softmax",
@@ -40,7 +40,7 @@ class _Call:
         if self.mask is not None:
             scores = np.where(self.mask, scores, -np.inf) if self.mask.dtype == bool else scores + self.mask
         with np.errstate(all="ignore"):
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
+            weights = np.exp(scores - scores.max(-1, keepdims=True, initial=-np.inf))
             return np.asarray(weights / weights.sum(-1, keepdims=True) @ v)
 
 
@@ -56,7 +56,7 @@ def diagnose_attention(
     k, v : array [kv_heads, keys, dimension]
         Each serves ``heads / kv_heads`` neighbouring query heads.
     mask : array [queries, keys], optional
-        Of bool (True takes part), or of numbers that are added.
+        Of bool (True takes part), or of floats that are added; one for each head where it has three dimensions.
     scale : float, optional
         By default ``1 / sqrt(dimension)``.
     causal : bool
@@ -65,57 +65,76 @@ def diagnose_attention(
     Returns
     -------
     Diagnosis
+        A query that sees no key is right with zeros and with NaN: libraries give either.
 
     Raises
     ------
     ShapeError, DTypeError
-        Shapes do not fit, or the result is none of floats.
+        Shapes do not fit, or elements are no floats.
+    OptionError
+        A scale that is not positive.
     """
-    x, y, z = (on_host(t).astype(np.float64) for t in (q, k, v))
-    if (
-        not x.ndim == y.ndim == z.ndim == 3
-        or min(y.shape) < 1
-        or y.shape[:2] != z.shape[:2]
-        or x.shape[0] % y.shape[0]
-        or x.shape[2] != y.shape[2]
-    ):
-        shapes = [list(t.shape) for t in (x, y, z)]
-        limit = "q [heads, queries, d], k and v [kv_heads, keys, d]"
-        raise ShapeError("attention", limit=limit, value=shapes, nearest=[shapes[0]] * 3)
-    out, want = on_host(observed), [*x.shape[:2], z.shape[2]]
-    check_floats("observed", out)
-    if list(out.shape) != want:
-        raise ShapeError("observed", limit=want, value=list(out.shape), nearest=want)
-    allowed = None if mask is None else _fitting(on_host(mask), (*x.shape[:2], y.shape[1]))
-    if causal:
+    out, x, y, z = (
+        check_floats(name, on_host(t)) for name, t in (("observed", observed), ("q", q), ("k", k), ("v", v))
+    )
+    _check_shapes(out, x, y, z)
+    x, y, z = (t.astype(np.float64) for t in (x, y, z))
+    allowed = None if mask is None else _mask(on_host(mask), (*x.shape[:2], y.shape[1]))
+    if arguments.flag("causal", causal):
         lower = np.tri(x.shape[1], y.shape[1], y.shape[1] - x.shape[1], dtype=bool)
         allowed = lower if allowed is None else _both(allowed, lower)
     group = len(x) // len(y)
-    call = _Call(
-        x, y, z, allowed, x.shape[2] ** -0.5 if scale is None else scale, tuple(h // group for h in range(len(x)))
-    )
+    call = _Call(x, y, z, allowed, _scale(scale, x.shape[2]), tuple(h // group for h in range(len(x))))
     seen, eps = out.astype(np.float64), float(ml_dtypes.finfo(out.dtype).eps)
     unit = (eps + ROUNDED * (out.dtype.itemsize == 2) + 2.0**-18) * np.abs(z).max(initial=0)
-    right = _off(seen, call.result(), unit)
+    off = _off(seen, call.result(), unit)
+    right = float(off.max(initial=0))
     if right <= 1:
         return Diagnosis("right", elements=seen.size, residual=right)
-    found = [(name, words, _off(seen, other.result(), unit)) for name, words, other in _mistakes(call)]
+    found = [
+        (name, words, float(_off(seen, other.result(), unit).max(initial=0))) for name, words, other in _mistakes(call)
+    ]
     good = sorted((x for x in found if x[2] <= 1), key=lambda x: x[2])
     names = tuple(dict.fromkeys(name for name, _, _ in good))
     causes = tuple(
         Cause(name, words, off, 1.0, MENDS[name], tuple(other for other in names if other != name))
         for name, words, off in good
     )
-    wrong = int((np.abs(seen - call.result()) > unit).sum())
-    return Diagnosis("wrong", causes, elements=seen.size, wrong=wrong, residual=right)
+    return Diagnosis("wrong", causes, elements=seen.size, wrong=int((off > 1).sum()), residual=right)
 
 
-def _fitting(mask: Array, shape: tuple[int, ...]) -> Array:
-    """A mask that can be broadcast to the scores [heads, queries, keys]."""
-    if mask.ndim > 3 or any(x not in (1, y) for x, y in zip(mask.shape[::-1], shape[::-1], strict=False)):
+def _check_shapes(out: Array, q: Array, k: Array, v: Array) -> None:
+    """Raise ShapeError: operands do not fit each other, or the result does not fit them."""
+    three = all(t.ndim == 3 for t in (q, k, v))
+    if not three or k.shape[:2] != v.shape[:2] or not len(k) or len(q) % len(k) or q.shape[2] != k.shape[2]:
+        limit = "q [heads, queries, d], k and v [kv_heads, keys, d], heads a multiple of kv_heads"
+        nearest = "one sequence of a batch, as q[0], k[0], v[0]" if q.ndim == 4 else "k and v with the heads and d of q"
+        raise ShapeError("attention", limit=limit, value=[list(t.shape) for t in (q, k, v)], nearest=nearest)
+    if not q.shape[2]:
+        raise ShapeError("d of q and k", limit="at least 1", value=0, nearest=1)
+    wanted = [*q.shape[:2], v.shape[2]]
+    if list(out.shape) != wanted:
+        raise ShapeError("shape of observed", limit="[heads, queries, d of v]", value=list(out.shape), nearest=wanted)
+
+
+def _mask(mask: Array, shape: tuple[int, ...]) -> Array:
+    """A mask for each head. Raises DTypeError or ShapeError: it is none of these scores'."""
+    if mask.dtype != bool:
+        check_floats("mask", mask, "bool, which takes part where it is True, or floats, which are added", "bool")
+    batch = mask.shape[:-3]
+    try:  # a batch of one sequence is that sequence
+        return np.broadcast_to(mask.reshape(mask.shape[-3:]) if batch == (1,) * len(batch) else mask, shape)
+    except ValueError as error:
         limit = f"one that broadcasts to {list(shape)}"
-        raise ShapeError("shape of mask", limit=limit, value=list(mask.shape), nearest=list(shape))
-    return mask
+        raise ShapeError("shape of mask", limit=limit, value=list(mask.shape), nearest=list(shape[1:])) from error
+
+
+def _scale(scale: float | None, d: int) -> float:
+    """The factor of the scores. Raises OptionError: it is not positive."""
+    found = d**-0.5 if scale is None else arguments.number("scale", scale)
+    if not 0 < found < np.inf:
+        raise OptionError("scale", limit="a positive number", value=scale, nearest="None, for 1 / sqrt(d)")
+    return found
 
 
 def _both(mask: Array, lower: Array) -> Array:
@@ -123,11 +142,12 @@ def _both(mask: Array, lower: Array) -> Array:
     return mask & lower if mask.dtype == bool else np.where(lower, mask, -np.inf)
 
 
-def _off(seen: Array, found: Array, unit: float) -> float:
+def _off(seen: Array, found: Array, unit: float) -> Array:
+    """How far each element is off, in units; one without a number beside one with is infinitely far."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        off = np.abs(seen - found) / unit
-    same = (seen == found) | (np.isnan(seen) & np.isnan(found))
-    return float(np.where(same, 0, np.nan_to_num(off, nan=np.inf)).max(initial=0))
+        off = np.nan_to_num(np.abs(seen - found) / unit, nan=np.inf)
+    alike = (seen == found) | (np.isnan(found) & (np.isnan(seen) | (seen == 0)))  # 0 of a query that sees no key
+    return np.where(alike, 0, off)
 
 
 def _mistakes(call: _Call) -> Iterator[tuple[str, str, _Call]]:

@@ -17,11 +17,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import LayoutError, ShapeError
+from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
+from ..errors import DTypeError, LayoutError, ShapeError
 from ..formats import reference
 from ..formats.blocks import BlockFormat
 
 Array = npt.NDArray[Any]
+FLOATS = (np.dtype(np.float64), FLOAT32, BFLOAT16, FLOAT16)
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,14 @@ class GemmCall:
         """The same with operand `name` read another way."""
         changes: dict[str, Any] = {name: matrix}
         return replace(self, **changes)
+
+
+def check_floats(name: str, x: Array, limit: str = "", nearest: str = "float32") -> Array:
+    """`x`, whose elements have to be floats. Raises DTypeError."""
+    if x.dtype not in FLOATS:
+        legal = limit or ", ".join(kind.name for kind in FLOATS)
+        raise DTypeError(f"dtype of {name}", limit=legal, value=x.dtype.name, nearest=nearest)
+    return x
 
 
 def buffer_of(x: Array) -> tuple[Array, int]:

@@ -9,8 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DTypeError, IsogemmError
+from ..base import arguments
+from ..base.dtypes import as_dtype
+from ..errors import DeviceError, DTypeError, IsogemmError
 from ..operands.tensors import words
+from .case import FLOATS
 
 ROOM = 64  # elements before and behind
 
@@ -60,7 +63,11 @@ class Guarded:
 
 
 def _bits(x: Any) -> np.ndarray[Any, Any]:
-    """Bit patterns of a contiguous array or tensor, on the host."""
+    """Bit patterns of a contiguous array or tensor, on the host. Raises DTypeError: its elements are no plain ones."""
+    kind = getattr(x.dtype, "kind", "")
+    if x.itemsize > 8 or kind == "O":
+        limit = "numbers of at most 8 bytes"
+        raise DTypeError("elements that are compared", limit=limit, value=str(x.dtype), nearest="float64 or complex64")
     if hasattr(x, "detach"):
         x = words(x.detach().reshape(-1)).cpu().numpy()
     x = np.asarray(x).reshape(-1)
@@ -81,19 +88,30 @@ def guarded_empty(shape: int | tuple[int, ...], dtype: Any = "float32", *, devic
     -------
     Guarded
         Write to ``.array``, then call ``.check()``.
+
+    Raises
+    ------
+    ShapeError, DTypeError, DeviceError
+        An extent that is no whole number, a type that has no NaN, or a device that torch does not know.
     """
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    listed = arguments.items(shape)
+    shape = tuple(arguments.extent("shape", int(x) if isinstance(x, np.integer) else x, 0) for x in
+                  ([shape] if listed is None else listed))  # fmt: skip
     size = int(np.prod(shape, dtype=np.int64))
+    kind = as_dtype(dtype, "dtype")
+    if kind not in FLOATS:
+        legal = ", ".join(known.name for known in FLOATS)
+        raise DTypeError("dtype", limit=f"{legal}, which have a NaN", value=str(dtype), nearest="float32")
     if device is not None or type(dtype).__module__ == "torch":
         import torch
 
-        kind = getattr(torch, dtype) if isinstance(dtype, str) else dtype
-        whole = torch.full((size + 2 * ROOM,), float("nan"), dtype=kind, device=device)
+        try:
+            whole = torch.full((size + 2 * ROOM,), float("nan"), dtype=getattr(torch, kind.name), device=device)
+        except RuntimeError as error:
+            value = f"{device} ({str(error).splitlines()[0]})"
+            raise DeviceError("device", limit="one that torch can use here", value=value, nearest="cpu") from error
         array = whole[ROOM : ROOM + size].view(shape)
     else:
-        from ..base.dtypes import NUMPY
-
-        kind = NUMPY.get(dtype, np.dtype(dtype)) if isinstance(dtype, str) else np.dtype(dtype)
         whole = np.full(size + 2 * ROOM, np.nan, kind)
         array = whole[ROOM : ROOM + size].reshape(shape)
     return Guarded(array, whole, _bits(whole)[0])
@@ -141,6 +159,9 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
         The result is no array or tensor, so that two runs cannot be compared.
     """
 
+    if not callable(function):
+        value, limit = arguments.shown(function), "a function of arrays or tensors"
+        raise DTypeError("function", limit=limit, value=value, nearest="guard(function), then a call of what it gives")
     called = getattr(function, "__name__", type(function).__name__)
 
     @functools.wraps(function)
@@ -153,7 +174,8 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
         target = named.get("out")
         held = None if target is None else _copy(target)  # what both runs find there
         first = function(*args, **named)
-        kept = _bits(_result(called, first, named)).copy()
+        result = _result(called, first, named)
+        shape, kept = tuple(result.shape), _bits(result).copy()
         for name, x in operands.items():
             if _digest(x) != before[name]:
                 limit, nearest = "operands are read", "an output of its own"
@@ -164,7 +186,15 @@ def guard(function: Callable[..., Any]) -> Callable[..., Any]:
             out.check()
         if target is not None:
             target[...] = held
-        again = _bits(_result(called, function(*args, **named), named))
+        result = _result(called, function(*args, **named), named)
+        if tuple(result.shape) != shape:
+            raise GuardError(
+                f"{called} gave another shape in a second run",
+                limit=list(shape),
+                value=list(result.shape),
+                nearest="a shape that follows from the operands",
+            )
+        again = _bits(result)
         if (again != kept).any():
             raise GuardError(
                 f"{called} gave other bits in a second run",

@@ -8,22 +8,24 @@ from typing import Any
 import numpy as np
 
 from ..base import arguments
-from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..base.progress import Tell
 from ..contract import Contract, compare
-from ..errors import DTypeError, LayoutError, OptionError, ShapeError
+from ..errors import LayoutError, OptionError, ShapeError
 from ..formats import reference
 from ..formats.blocks import format_of
 from ..operands.tensors import on_host
 from ..problem.settings import stored
 from .bank import MISTAKES
-from .case import Array, Blocks, GemmCall, StoredMatrix, matrix_of, resized
+from .case import Array, Blocks, GemmCall, StoredMatrix, check_floats, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
 from .groups import Product, diagnosed
 from .orders import follows, order_of
 from .search import search
 
-FLOATS = (np.dtype(np.float64), FLOAT32, BFLOAT16, FLOAT16)
+_VIEW = (
+    *("m", "n", "k", "lda", "ldb", "ldc", "offset_a", "offset_b", "offset_c", "stride_a", "stride_b", "stride_c"),
+    *("batch_count", "order"),
+)
 
 
 def diagnose(
@@ -115,11 +117,14 @@ def _diagnosed(case: GemmCall, buffers: list[Array], contract: str | None, pairs
 
 def _listed(observed: Any, a: Any, b: Any, c: Any, said: dict[str, Any]) -> list[Product]:
     """The calls of a list of products, whose runs are lists too."""
-    runs = list(observed) if len(observed) and isinstance(observed[0], list | tuple) else [observed]
+    several = isinstance(observed, list | tuple) and observed and isinstance(observed[0], list | tuple)
+    runs = list(observed) if several else [observed]
     for name, x in (("b", b), ("c", c), *(("observed", run) for run in runs)):
-        if x is not None and len(x) != len(a):
-            limit = f"{len(a)}, one for each product"
-            raise ShapeError(f"items of {name}", limit=limit, value=len(x), nearest=len(a))
+        there = None if x is None else arguments.items(x)
+        if x is not None and (there is None or len(there) != len(a)):
+            limit = f"a list of {len(a)}, as a is: one for each product"
+            value = arguments.shown(x) if there is None else len(there)
+            raise ShapeError(f"items of {name}", limit=limit, value=value, nearest=f"{len(a)}, or np.asarray(a)")
     return [
         call_of([on_host(run[g]) for run in runs], a[g], b[g], None if c is None else c[g], **said)
         for g in range(len(a))
@@ -153,12 +158,14 @@ def call_of(
         matrices, flats = _viewed(runs, x, y, ta, tb, dict(view))
     else:
         matrices, flats = _arrays(runs, x, y, ta, tb)
-    before = None if c is None else _before(on_host(c), runs[0])
-    added = None if bias is None else on_host(bias)
+    before = None if c is None else _before(check_floats("c", on_host(c)), runs[0])
+    added = None if bias is None else check_floats("bias", on_host(bias))
     if added is not None and added.shape != (matrices[2].columns,):
         want = [matrices[2].columns]
         raise ShapeError("bias", limit=f"shape {want}", value=list(added.shape), nearest=want)
     alpha, beta = arguments.number("alpha", alpha), arguments.number("beta", beta)
+    if beta != 0 and before is None:  # every result would be wrong
+        raise OptionError("beta", limit="0 without c", value=beta, nearest="c=, C's memory as it was before the call")
     case = GemmCall(*matrices, before, alpha, beta, added, weights=weights)
     if case.a.columns != case.b.rows:
         raise ShapeError(
@@ -180,13 +187,6 @@ def _check(runs: list[Array], a: Array, b: Array) -> None:
         raise ShapeError("runs of a call", limit="one or more of one shape and type", value=value, nearest=value[:1])
     for name, x in (("observed", runs[0]), ("a", a), ("b", b)):
         check_floats(name, x)
-
-
-def check_floats(name: str, x: Array) -> None:
-    """Raise DTypeError unless an array is of floats."""
-    if x.dtype not in FLOATS:
-        legal = ", ".join(kind.name for kind in FLOATS)
-        raise DTypeError(f"dtype of {name}", limit=legal, value=x.dtype.name, nearest="float32")
 
 
 def _blocks(b: Any, format: str, row_stride: int | None) -> Blocks:
@@ -223,6 +223,8 @@ def _before(c: Array, observed: Array) -> Array:
 def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[str, Any]
             ) -> tuple[tuple[StoredMatrix, StoredMatrix, StoredMatrix], list[Array]]:  # fmt: skip
     """Flat buffers, by extents, leading dimensions, offsets and strides."""
+    if unknown := sorted(set(view) - set(_VIEW)):
+        raise arguments.unknown("argument of a view of buffers", unknown[0], _VIEW, "none")
     try:
         m, n, k = (arguments.whole(name, view.pop(name)) for name in "mnk")
     except KeyError as missing:
@@ -231,35 +233,35 @@ def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[
         ) from missing
     if min(m, n, k) < 0:
         raise ShapeError("m, n, k", limit="at least 0", value=[m, n, k], nearest=[max(0, x) for x in (m, n, k)])
-    order = arguments.one_of("order", view.pop("order", "F"), ("F", "C"), "'C' for rows")
-    begins = {name: view.pop(f"offset_{name}", 0) for name in "abc"}
-    listed = [len(places) for x in begins.values() if (places := arguments.items(x)) is not None]
+    order = arguments.one_of("order", view.pop("order", "F"), ("F", "C"), "F, column-major")
+    listed = [len(found) for x in "abc" if (found := arguments.items(view.get(f"offset_{x}", 0))) is not None]
     count = arguments.whole("batch_count", view.pop("batch_count", listed[0] if listed else 1))
-    count = arguments.extent("batch_count", count)
+    if count < 1:
+        raise ShapeError("batch_count", limit="at least 1", value=count, nearest=1)
     stored = {"a": (k, m) if ta == "T" else (m, k), "b": (n, k) if tb == "T" else (k, n), "c": (m, n)}
     matrices = []
     for name, flat, trans in (("a", a, ta), ("b", b, tb), ("c", runs[0], "N")):
         rows, columns = stored[name]
-        lines, line = (columns, rows) if order == "F" else (rows, columns)
-        ld = arguments.whole(f"ld{name}", view.pop(f"ld{name}", line))
-        step = arguments.whole(f"stride_{name}", view.pop(f"stride_{name}", ld * lines))
-        offsets = _offsets(f"offset_{name}", begins[name], step, count)
-        matrices.append(resized(name, flat, stored[name], ld, order, trans, offsets))
-    if view:
-        limit = "m, n, k, ld, offset, stride of a, b, c, batch_count, order"
-        raise OptionError("a view of buffers", limit=limit, value=sorted(view), nearest="lda")
+        ld = _whole(f"ld{name}", view, rows if order == "F" else columns)
+        step = _whole(f"stride_{name}", view, ld * (columns if order == "F" else rows) if count > 1 else 0)
+        matrices.append(
+            resized(name, flat, stored[name], ld, order, trans, _offsets(f"offset_{name}", view, step, count))
+        )
     return (matrices[0], matrices[1], matrices[2]), [x.reshape(-1) for x in runs]
 
 
-def _offsets(name: str, given: Any, step: int, count: int) -> list[int]:
-    """Where each item begins: as they are listed, or one stride after the other."""
-    listed = arguments.items(given)
+def _whole(name: str, view: dict[str, Any], usual: int) -> int:
+    return arguments.whole(name, view.get(name, usual))
+
+
+def _offsets(name: str, view: dict[str, Any], step: int, count: int) -> list[int]:
+    """Where each item begins: as they are listed, or one step after the other."""
+    listed = arguments.items(view.get(name, 0))
     if listed is None:
-        first = arguments.whole(name, given)
-        return [first + step * p for p in range(count)]
+        return [_whole(name, view, 0) + step * p for p in range(count)]
     if len(listed) != count:
-        raise ShapeError(name, limit=f"{count}, one for each item", value=len(listed), nearest=count)
-    return [arguments.whole(name, x) for x in listed]
+        raise ShapeError(name, limit=f"one number, or one for each of {count}", value=len(listed), nearest=count)
+    return [arguments.whole(name, offset) for offset in listed]
 
 
 def _ordered(found: Diagnosis, case: GemmCall, buffer: Array, contract: str | None) -> Diagnosis:

@@ -231,13 +231,19 @@ def _as_numpy(x: Any) -> Array:
 def on_host(x: Any) -> Array:
     """An array of a tensor on any device, bfloat16 included, or of what NumPy takes; the memory where it can be.
 
-    Raises DTypeError: a masked array, of which some numbers do not count.
+    Raises DTypeError: a masked array, of which some numbers do not count. Raises LayoutError or DeviceError: a tensor
+    that is not dense, or has no numbers.
     """
     if isinstance(x, np.ma.MaskedArray):
         raise DTypeError("array", limit="an array without a mask", value="a masked array", nearest="x.filled(0)")
     if not hasattr(x, "detach"):
         return np.asarray(x)
-    return _as_numpy(x.detach().cpu())
+    if str(x.layout) != "torch.strided" or x.is_nested:
+        value = "a nested tensor" if x.is_nested else str(x.layout)
+        raise LayoutError("tensor", limit="a dense one", value=value, nearest="x.to_dense(), or x.to_padded_tensor(0)")
+    if x.is_meta:
+        raise foreign_device("tensor", "meta")
+    return _as_numpy(x.detach().cpu().resolve_conj().resolve_neg())
 
 
 def as_tensor(x: Any) -> Any:

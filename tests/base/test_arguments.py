@@ -16,7 +16,7 @@ from tests.quant.draws import encoded
 
 import isogemm
 from isogemm import blas
-from isogemm.base.arguments import number
+from isogemm.base.arguments import flag, number
 from isogemm.errors import AliasError, DTypeError, IsogemmError, LayoutError, OptionError, ShapeError
 from isogemm.lab import Candidate, interleave
 from isogemm.quant import QuantizedMatrix, load, quantize
@@ -289,6 +289,20 @@ def test_progress_of_names_that_look_like_markup(monkeypatch, capsys):
     found.add_module("[/x]", torch.nn.Linear(64, 4))
     iso.convert(found, quantize="Q4_0", progress=True)
     assert "[/x]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["no", "False", b"0", ""], ids=repr)
+def test_text_is_no_flag(text):
+    """bool() would take it for true, or for false."""
+    for call in (
+        lambda: iso.convert(torch.nn.Linear(4, 4), strict=text),
+        lambda: iso.invariant(rows=text),
+        lambda: iso.enable(attention=text),
+        lambda: flag("recompute", text),
+    ):
+        with pytest.raises(DTypeError, match=r"limit: True or False; got: b?'"):
+            call()
+    assert not iso.enabled()
 
 
 @pytest.mark.parametrize("text", ["2", " 1.5 ", b"2", bytearray(b"2"), "inf", "1_0"], ids=repr)

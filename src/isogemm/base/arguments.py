@@ -70,11 +70,13 @@ def nearest_float32(x: float) -> float:
 
 
 def flag(name: str, x: Any) -> bool:
-    """Whether `x` is true, where that can be said; else a DTypeError."""
+    """Whether `x` is true, where that can be said; else a DTypeError: of text too, in which "no" would be true."""
     try:
-        return bool(x)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DTypeError(name, limit="True or False", value=shown(x), nearest="False") from error
+        if not isinstance(x, str | bytes | bytearray):
+            return bool(x)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise DTypeError(name, limit="True or False", value=shown(x), nearest="False")
 
 
 def whole(name: str, x: Any) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ...base.arguments import flag
 from ...contract.spec import ContractLike, as_contract
 from ...errors import OptionError
 from . import calls
@@ -51,6 +52,7 @@ def enable(contract: ContractLike | None = None, *, rows: bool = True, attention
         This torch cannot give its own kernels back: it is older than 2.9. Or this thread flushes subnormals.
     """
     chosen = None if contract is None else as_contract(contract)
+    rows, attention = flag("rows", rows), flag("attention", attention)
     refuse_flushing("isogemm.torch.enable()")
     with Process.lock:
         if Process.library is not None and Process.options != (rows, attention):

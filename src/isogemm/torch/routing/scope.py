@@ -23,6 +23,7 @@ from torch.utils import _python_dispatch as dispatch
 from torch.utils._contextlib import _DecoratorContextManager
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ...base.arguments import flag
 from ...contract.spec import ContractLike, as_contract
 from ...errors import OptionError
 from ...operands.tensors import run_as_it_is
@@ -340,7 +341,9 @@ class invariant(_DecoratorContextManager):  # type: ignore[misc]
                 nearest="`with isogemm.torch.invariant():` around the calls, or `@isogemm.torch.invariant()`",
             )
         self.contract = None if contract is None else as_contract(contract)
-        self.strict, self.rows, self.attention = strict, rows, attention
+        self.strict, self.rows, self.attention = (
+            flag(name, x) for name, x in (("strict", strict), ("rows", rows), ("attention", attention))
+        )
         # By thread, each of which changes its own alone.
         self._entered: dict[int, list[tuple[_OperatorMode, _FunctionMode]]] = {}
         self._listing = False  # for `coverage`, which has no errors of its own

@@ -27,9 +27,11 @@ from ..backends.cpu.quant.launch import complete, panels_task, point, quantizing
 from ..backends.cpu.quant.layout import COLUMNS
 from ..backends.cpu.rows import loops as rows
 from ..backends.cpu.rows.run import task_of
+from ..base.arguments import items, number
 from ..base.dtypes import CODE_OF
 from ..contract.attention import factor
 from ..contract.spec import Contract
+from ..errors import OptionError
 from ..formats.blocks import FORMATS
 from ..problem.settings import PLAIN, Settings
 from .lowering import Lowered, PlannedCall
@@ -43,12 +45,28 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class AdamW:
-    """Rates of the optimizer, named as torch's."""
+    """Rates of the optimizer, named as torch's.
+
+    Raises
+    ------
+    DTypeError, OptionError
+        One that is no number, below 0 or infinite; betas that are not two numbers from 0 to below 1.
+    """
 
     lr: float = 1e-3
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 1e-2
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "eps", "weight_decay"):
+            if not 0 <= number(name, getattr(self, name)) < np.inf:
+                usual = AdamW.__dataclass_fields__[name].default
+                raise OptionError(name, limit="at least 0", value=getattr(self, name), nearest=usual)
+        betas = items(self.betas)
+        if betas is None or len(betas) != 2 or not all(0 <= number("betas", beta) < 1 for beta in betas):
+            limit = "two numbers from 0 to below 1"
+            raise OptionError("betas", limit=limit, value=self.betas, nearest=(0.9, 0.999))
 
 
 def scalars(rates: AdamW, step: int) -> NDArray[np.float32]:

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from ..backends.cpu.quant.layout import COLUMNS
-from ..base.arguments import extent, shown
+from ..base.arguments import extent, number, shown
 from ..errors import OptionError, ShapeError
 from ..quant.encode import weight_format
 
@@ -103,7 +103,8 @@ class DecoderConfig:
         for name in ("rms_norm_eps", "rope_theta", "dropout"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
-                raise OptionError(name, limit="a number of at least 0", value=repr(value), nearest=0.0)
+                usual = DecoderConfig.__dataclass_fields__[name].default
+                raise OptionError(name, limit="a number of at least 0", value=repr(value), nearest=usual)
         if self.rope_theta == 0:
             raise OptionError("rope_theta", limit="a positive number", value=self.rope_theta, nearest=10000.0)
         for name in ("tie_word_embeddings", "head_norms", "bias", "fused_qkv"):
@@ -228,11 +229,14 @@ def decoder(given: Any) -> DecoderConfig:
     kind = data.get("model_type", "qwen3")
     if kind == "gpt2":
         return _gpt2(data)
-    if kind not in ARCHITECTURES:
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
         raise OptionError("model_type", limit=", ".join([*ARCHITECTURES, "gpt2"]), value=kind, nearest="qwen3")
     data = ARCHITECTURES[kind] | data
     data.setdefault("dropout", data.get("attention_dropout") or 0.0)
     rotation = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    if not isinstance(rotation, Mapping) or any(isinstance(part, Mapping) for part in rotation.values()):
+        limit, nearest = "one rotation, for all layers", {"rope_type": "default", "rope_theta": 10000.0}
+        raise OptionError("rope_parameters or rope_scaling", limit=limit, value=rotation, nearest=nearest)
     kind_of = rotation.get("rope_type", rotation.get("type", "default"))  # older files say type
     whole = rotation.get("partial_rotary_factor", data.get("partial_rotary_factor", 1.0))
     for name, value, plain in (("rope_type", kind_of, "default"), ("partial_rotary_factor", whole, 1.0)):
@@ -264,14 +268,16 @@ def _gpt2(data: Mapping[str, Any]) -> DecoderConfig:
     for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
         if name not in data:
             raise OptionError("configuration", limit="every size of a decoder", value=f"no {name}", nearest=name)
+        extent(name, data[name])
     hidden, heads = data["n_embd"], data["n_head"]
     if hidden % heads:
         raise ShapeError(
             "n_embd", limit=f"a multiple of {heads}, its heads", value=hidden, nearest=hidden // heads * heads
         )
+    dropout = max(number(f"{x}_pdrop", data.get(f"{x}_pdrop") or 0.0) for x in ("embd", "attn", "resid"))
     return DecoderConfig(
         data["vocab_size"], hidden, data.get("n_inner") or 4 * hidden, data["n_layer"], heads, heads, hidden // heads,
         rms_norm_eps=data.get("layer_norm_epsilon", 1e-5), tie_word_embeddings=data.get("tie_word_embeddings", True),
-        positions=data["n_positions"], dropout=max(data.get(f"{x}_pdrop", 0.0) for x in ("embd", "attn", "resid")),
+        positions=data["n_positions"], dropout=dropout,
         head_norms=False, norm="layer_norm", mlp="gelu", bias=True, fused_qkv=True,
     )  # fmt: skip

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.arguments import extent, of_type, path
+from ..base.arguments import extent, flag, nearest, of_type, one_of, path
 from ..base.disk import read_object, write_whole
 from ..base.threads import get_num_threads
 from ..contract.attention import LEAF
-from ..errors import OptionError, ShapeError
+from ..errors import IsogemmError, OptionError, ShapeError
+from ..operands.tensors import on_host
 from ..quant.tensor_file import TensorFile
 from .build import build
 from .caches import UnseenValues
@@ -27,8 +28,8 @@ from .lowering import Lowered, lower_graph
 from .model import DecoderConfig, decoder, weight_formats
 from .plan import Choices, choices_of, make_plan
 from .schema import validate
-from .tables import frequencies, rope_tables
-from .weights import file_formats, stored_weights
+from .tables import frequencies, given_frequencies, rope_tables
+from .weights import FREQUENCIES, file_formats, stored_weights
 
 __all__ = ["LAYOUT_FILE", "PLAN_FILE", "Program", "Run", "load", "lower"]
 
@@ -134,10 +135,8 @@ class Run:
                 times = self.array("positions").size // self._about["tokens"]
                 self.array("positions")[...] = np.tile(np.arange(self._about["tokens"]), times)
             return
-        known_tables = weights.get("inv_freq")
-        inv_freq = (
-            frequencies(program.model.head_dim, program.model.rope_theta) if known_tables is None else known_tables
-        )
+        known, width = weights.get(FREQUENCIES), program.model.head_dim
+        inv_freq = frequencies(width, program.model.rope_theta) if known is None else given_frequencies(known, width)
         cos, sin = rope_tables(self._about["tokens"], inv_freq)
         self.array("cos")[...], self.array("sin")[...] = cos, sin
         if program.phase == "train":
@@ -149,7 +148,14 @@ class Run:
         return self._executor
 
     def array(self, name: str) -> NDArray[Any]:
-        """A tensor of the layout, as it is now; activations share memory and last as long as they are needed."""
+        """A tensor of the layout, as it is now; activations share memory and last as long as they are needed.
+
+        Raises OptionError: the layout has none of that name.
+        """
+        names = self._executor.memory.names
+        if name not in names:
+            limit, close = "a name of the layout", nearest(str(name), names, names[0])
+            raise OptionError("tensor", limit=limit, value=repr(name), nearest=close)
         return self._executor.memory.array(name)
 
     def step(self, ids: Any, targets: Any, rates: AdamW | None = None) -> float:
@@ -170,8 +176,9 @@ class Run:
         self._only("train", "step")
         shape = self._about["batch"], self._about["tokens"]
         both = [self._tokens(name, x, shape) for name, x in (("ids", ids), ("targets", targets))]
+        chosen = of_type("rates", AdamW() if rates is None else rates, AdamW, "an AdamW", "AdamW(lr=1e-3)")
         self.steps += 1
-        self.array("scalars")[...] = scalars(rates or AdamW(), self.steps)
+        self.array("scalars")[...] = scalars(chosen, self.steps)
         self._executor.run("zero")
         each = self._about["batch"] // self._about["micro_batches"]
         for start in range(0, self._about["batch"], each):
@@ -225,6 +232,7 @@ class Run:
             It is no such prefill, or has more tokens than the caches.
         """
         self._only("decode", "fill")
+        of_type("prefill", prefill, Run, "what start gave of a prefill", "lower(phase='prefill').start(weights)")
         prefill._only("prefill", "keys and values to fill from")
         theirs, ours = prefill._about, self._about
         for name in ("model", "batch"):
@@ -249,7 +257,14 @@ class Run:
             )
 
     def _tokens(self, name: str, given: Any, shape: tuple[int, ...], below: int | None = None) -> NDArray[np.int64]:
-        found, most = np.asarray(given), below or self.program.model.vocab_size
+        most = below or self.program.model.vocab_size
+        try:
+            found = on_host(given)
+        except IsogemmError:
+            raise
+        except ValueError as error:  # NumPy's
+            value = "rows of different lengths"
+            raise ShapeError(name, limit=list(shape), value=value, nearest=list(shape)) from error
         if found.shape != shape:
             raise ShapeError(name, limit=list(shape), value=list(found.shape), nearest=list(shape))
         limit = f"whole numbers from 0 to {most - 1}"
@@ -316,6 +331,9 @@ def lower(
     """
     made = decoder(model)
     of_type("choices", choices, (Choices, type(None)), "a Choices", "None, for the planner's")
+    if choices is not None:
+        extent("threads of choices", choices.threads, 0)
+        one_of("mode of choices", choices.mode, MODES, MODES[0])
     count = get_num_threads() if threads is None else threads
     _check_sizes(batch=batch, tokens=tokens, micro_batches=micro_batches, leaf=leaf, threads=count)
     for name, word, legal in (("phase", phase, PHASES), ("mode", mode, MODES), ("optimizer", optimizer, ("adamw",))):
@@ -325,6 +343,7 @@ def lower(
         for name, value, only in (("micro_batches", micro_batches, 1), ("recompute", recompute, False)):
             if value != only:
                 raise OptionError(f"{name} of phase {phase}", limit=only, value=value, nearest=only)
+    recompute = flag("recompute", recompute)
     _check_model(made, phase, tokens)
     each = _micro_batch(batch, micro_batches, tokens, leaf)
     patterns = _patterns(made, quantize)
@@ -379,6 +398,8 @@ def _patterns(model: DecoderConfig, quantize: str | Mapping[str, str | None] | T
         quantize = file_formats(model, quantize)
     known = "a format of GGUF, formats by patterns of names, a file, or None"
     patterns = of_type("quantize", {} if quantize is None else quantize, (str, Mapping), known, "'q8_0'")
+    for pattern in () if isinstance(patterns, str) else patterns:
+        of_type("quantize", pattern, str, "patterns of weights' names", "'*'")
     return {"*": patterns} if isinstance(patterns, str) else dict(patterns)
 
 
@@ -393,7 +414,9 @@ def load(folder: str | Path) -> Program:
     place = Path(path("folder of a program", folder, "'plan'"))
     phase = next((phase for phase, name in PLAN_FILE.items() if (place / name).is_file()), None)
     if phase is None:
-        raise OptionError("folder of a program", limit=" or ".join(PLAN_FILE.values()), value=place, nearest="lower")
+        raise OptionError(
+            "folder of a program", limit=" or ".join(PLAN_FILE.values()), value=place, nearest="the --out of lower"
+        )
     plan, layout = (read_object("file of a program", place / name[phase], "lower") for name in (PLAN_FILE, LAYOUT_FILE))
     return from_data(plan, layout)
 

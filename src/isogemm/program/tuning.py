@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ..base.arguments import extent, of_type
 from .model import DecoderConfig
 from .plan import Choices, choices_of
 from .program import Program, Run, relowered
@@ -30,6 +31,8 @@ def tuned(program: Program, rounds: int = ROUNDS) -> Program:
     Both plans run `rounds` times in turn on random weights and tokens, and the least time of each operation counts. Any
     choice has the same bits.
     """
+    of_type("program", program, Program, "a Program", "lower(model, ...)")
+    extent("rounds", rounds)
     chosen = choices_of(program.plan)
     alone = {op["name"]: {**chosen.dispatch[op["name"]], "threads": 1} for op in program.plan["ops"]}
     runs = [_started(each) for each in (program, relowered(program.plan, _with(chosen, alone)))]

@@ -12,6 +12,7 @@ from ..base.arguments import of_type
 from ..base.dtypes import check_dtype
 from ..errors import OptionError, ShapeError
 from ..formats.gguf_reader import package
+from ..operands.tensors import on_host
 from ..operands.views import array
 from ..quant.encode import quantize as encode
 from ..quant.matrix import QuantizedMatrix
@@ -21,6 +22,7 @@ from .model import KNOWN, DecoderConfig, is_turned
 ARCHITECTURE = "general.architecture"
 MADE = ("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias")  # that a checkpoint may have, and that are no weights
 HEAD = "lm_head.weight"
+FREQUENCIES = "inv_freq"  # of the rotation, beside weights
 # What a GGUF file says of its model, for what would be other numbers without other shapes.
 SAID = {
     "attention.head_count": "num_attention_heads", "attention.head_count_kv": "num_key_value_heads",
@@ -40,7 +42,7 @@ def stored_weights(
     """
     of_type("weights", given, Mapping, "arrays by their names", "model.state_dict()")
     names = _gguf_names(model, given) if _is_gguf(given) else {}
-    if isinstance(given, TensorFile) and not names:
+    if not names:
         _check_names(model, given)
     for name, known, shape in model.weights():
         label = names.get(name, known)
@@ -99,23 +101,23 @@ def _gguf_names(model: DecoderConfig, file: Any) -> dict[str, str]:
     return names
 
 
-def _check_names(model: DecoderConfig, file: TensorFile) -> None:
+def _check_names(model: DecoderConfig, given: Mapping[str, Any]) -> None:
     """Raise of a tensor that the model does not have: what it would add is in no number.
 
     Tables and masks that transformers makes itself are passed over, and so is a head that is the embedding again.
     """
-    known = {x for name, key, _ in model.weights() for x in (name, key)}
-    for other in file:
-        if other in known or other.endswith(MADE):
+    known = {x for name, key, _ in model.weights() for x in (name, key)} | {FREQUENCIES}
+    for other in given:
+        if other in known or str(other).endswith(MADE):
             continue
-        tied = file.get(f"{KNOWN[model.norm]['embed']}.weight") if other == HEAD else None
-        if tied is None or not np.array_equal(file[other], tied):
-            raise _of_another(other)
+        tied = given.get(f"{KNOWN[model.norm]['embed']}.weight") if other == HEAD else None
+        if tied is None or not np.array_equal(on_host(given[other]), on_host(tied)):
+            raise _of_another(other, "tensors of the file" if isinstance(given, TensorFile) else "weights")
 
 
-def _of_another(tensor: str) -> OptionError:
+def _of_another(tensor: str, what: str = "tensors of the file") -> OptionError:
     limit = "those of the program's model"
-    return OptionError("tensors of the file", limit=limit, value=tensor, nearest="a configuration that has it")
+    return OptionError(what, limit=limit, value=tensor, nearest="a configuration that has it")
 
 
 def _architecture(model: DecoderConfig) -> str:

@@ -21,6 +21,7 @@ from isogemm.torch.distributed import (  # noqa: E402
     VocabularyEmbedding,
     load_shards,
     symmetric,
+    token_losses,
     traffic,
 )
 from isogemm.torch.distributed.models import parallelise  # noqa: E402
@@ -29,7 +30,35 @@ from isogemm.torch.distributed.traffic import LINK  # noqa: E402
 from isogemm.torch.distributed.tree import finished, fixed_sum  # noqa: E402
 
 
+def test_what_is_no_ranks_no_batch_and_no_target_of_each_row():
+    """Targets that are missing were padded, and those that were over were left out."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    iso.convert(model, grad_order="chain")
+    with pytest.raises(DTypeError, match=r"ranks: limit: Ranks; got: int"):
+        GradientTree(model, 2)
+    tree = GradientTree(model, Ranks(order="tree2"))
+    for batch in (torch.ones(2, 4).numpy(), {"input_ids": torch.ones(2, 4)}, [[1.0] * 4] * 2):
+        with pytest.raises(DTypeError, match=r"batch: limit: a tensor"):
+            tree.parts(batch)
+    with pytest.raises(ShapeError, match=r"dimensions of a batch"):
+        tree.parts(torch.tensor(1.0))
+    logits, ranks = torch.randn(3, 8), Ranks(order="tree2")
+    for targets in (torch.zeros(4, dtype=torch.int64), torch.zeros(2, dtype=torch.int64)):
+        with pytest.raises(ShapeError, match=r"shape of targets: .*; nearest legal choice: \[3\]"):
+            token_losses(logits, targets, ranks)
+    with pytest.raises(DTypeError, match=r"targets: limit: a tensor of integers"):
+        token_losses(logits, torch.zeros(3), ranks)
+    with pytest.raises(ShapeError, match=r"dimensions of logits: .* got: 3"):
+        token_losses(logits[None], torch.zeros(3, dtype=torch.int64), ranks)
+    with pytest.raises(DTypeError, match=r"ranks: limit: Ranks; got: int"):
+        token_losses(logits, torch.zeros(3, dtype=torch.int64), 1)
+    with pytest.raises(DTypeError, match=r"folder: limit: a str or a path; got: None"):
+        load_shards(model, None)
+
+
 def test_an_order_is_a_tree():
+    with pytest.raises(DTypeError, match=r"order: limit: treeT; got: int"):
+        Ranks(order=8)
     with pytest.raises(OptionError, match="treeT"):
         Ranks(order="chain")
     with pytest.raises(OptionError, match="auto or collective or symmetric"):

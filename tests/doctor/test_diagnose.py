@@ -305,7 +305,7 @@ def test_offsets_of_each_item_are_a_list_or_an_array(kind):
     view = {"m": 2, "n": 3, "k": 5, "order": "C"} | {f"offset_{name}": kind(places) for name, places in at.items()}
     assert diagnose(c, a, b, **view).verdict == "right"
     assert diagnose(c, a, b, **view | {"offset_a": 30}).verdict == "wrong"  # the same one for all
-    with pytest.raises(ShapeError, match="offset_a: limit: 3, one for each item; got: 2"):
+    with pytest.raises(ShapeError, match="offset_a: limit: one number, or one for each of 3; got: 2"):
         diagnose(c, a, b, **view | {"offset_a": kind([30, 0]), "batch_count": 3})
 
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from ...errors import OptionError
+from ...base import arguments
+from ...errors import OptionError, ShapeError
 from ..gemm.buffers import clear
 from ..gemm.main_grad import main_grads, use_main_grad
 from ..operator import Tensor
 from .layers import HeadNorm
-from .ranks import Ranks
+from .ranks import Ranks, check_ranks
 from .sums import sum_over_ranks
 from .tree import fixed_sum
 
@@ -34,6 +35,8 @@ class GradientTree:
     ------
     OptionError
         As `use_main_grad`.
+    DTypeError
+        `ranks` are none.
 
     Determinism
     -----------
@@ -42,7 +45,7 @@ class GradientTree:
     """
 
     def __init__(self, model: Any, ranks: Ranks) -> None:
-        self.model, self.ranks = model, ranks
+        self.model, self.ranks = model, check_ranks(ranks)
         use_main_grad(model)
         for child in self._norms():
             child.leaf_grads = torch.zeros(
@@ -58,7 +61,12 @@ class GradientTree:
         ------
         ShapeError
             Rows that the leaves do not divide.
+        DTypeError
+            The batch is no tensor.
         """
+        arguments.of_type("batch", batch, torch.Tensor, "a tensor, cut along dimension 0", "parts of each tensor")
+        if not batch.dim():
+            raise ShapeError("dimensions of a batch", limit="at least 1", value=0, nearest=1)
         return list(batch[self.ranks.part("rows of a batch", len(batch))].chunk(self.ranks.own_leaves))
 
     def push(self) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ...errors import ShapeError
 from .. import reductions
+from ..arguments import check_tensor
 from ..operator import Tensor
 from ..rows.entropy import check_classes
-from .ranks import Ranks
+from ..rows.signature import integers
+from .ranks import Ranks, check_ranks
 
 
 def log_softmax(logits: Tensor, ranks: Ranks, *, out_dtype: Any = torch.float32) -> Tensor:
@@ -36,7 +39,10 @@ def log_softmax(logits: Tensor, ranks: Ranks, *, out_dtype: Any = torch.float32)
     ------
     RankError
         A rank died, or did not answer in time.
+    DTypeError, ShapeError
+        Logits that are no matrix, or no ranks.
     """
+    _check_matrix(logits, ranks)
     return reductions.log_softmax(_Rows.apply(logits, ranks), out_dtype=out_dtype)
 
 
@@ -58,13 +64,28 @@ def token_losses(logits: Tensor, targets: Tensor, ranks: Ranks) -> Tensor:
     ------
     RankError
         A rank died, or did not answer in time.
+    DTypeError, ShapeError
+        Logits that are no matrix, targets that are not one integer for each row, or no ranks.
     """
+    _check_matrix(logits, ranks)
+    integers("targets", targets, logits.device)
+    if targets.shape != logits.shape[:1]:  # what is missing would be padded, and what is over left out
+        limit = "[tokens], as logits have rows"
+        raise ShapeError("shape of targets", limit=limit, value=list(targets.shape), nearest=list(logits.shape[:1]))
     if targets.is_cpu:  # what one rank refused, the others would wait for
         check_classes(targets, logits.shape[1] * ranks.size, -100)
     rows = _Rows.apply(logits, ranks)
     padded = torch.nn.functional.pad(targets, (0, len(rows) * ranks.size - len(targets)))
     own = padded[ranks.rank * len(rows) : (ranks.rank + 1) * len(rows)]
     return _GatherRows.apply(reductions.cross_entropy(rows, own, out_dtype=torch.float32), ranks)[: len(targets)]
+
+
+def _check_matrix(logits: Any, ranks: Any) -> None:
+    check_ranks(ranks)
+    check_tensor("logits", logits)
+    if logits.dim() != 2:
+        nearest = "logits.flatten(0, -2)"
+        raise ShapeError("dimensions of logits", limit="2: [tokens, columns]", value=logits.dim(), nearest=nearest)
 
 
 class _Rows(torch.autograd.Function):  # type: ignore[misc]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...base.arguments import number
+from ...base.arguments import number, of_type
 from ...contract.spec import Contract, as_contract
 from ...errors import DeviceError, DTypeError, OptionError, RankError, ShapeError
 from ..operator import Tensor
@@ -71,6 +71,7 @@ class Ranks:
             raise DTypeError("group of ranks", limit=limit, value=repr(self.group), nearest=nearest)
         if not number("timeout", self.timeout) > 0:
             raise OptionError("timeout", limit="more than 0 seconds", value=self.timeout, nearest=300.0)
+        of_type("order", self.order, str, "treeT", "'tree8'")
         check_divides("number of ranks", self.size, self.order)
         if self.transport not in TRANSPORTS:
             limit = " or ".join(TRANSPORTS)
@@ -265,3 +266,9 @@ def _bytes(x: Tensor) -> Tensor:
 def as_ranks(tp: Any) -> Ranks:
     """`Ranks` from itself, a mesh, a process group, or 1: this process alone."""
     return tp if isinstance(tp, Ranks) else Ranks(None if tp is None or tp == 1 else tp)
+
+
+def check_ranks(ranks: Any) -> Ranks:
+    """`ranks`, if they are some; else a DTypeError."""
+    found: Ranks = of_type("ranks", ranks, Ranks, "Ranks", "Ranks(group, order='tree8')")
+    return found

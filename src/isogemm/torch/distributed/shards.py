@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ...base import arguments
 from ...base.extras import require_extra
 from ...errors import OptionError, ShapeError
 from ..model.merging import Merging
@@ -56,7 +57,7 @@ def load_shards(model: Any, folder: str | Path, *, device: Any = "cpu") -> list[
         One of another shape.
     """
     require_extra("weights", "reading safetensors", "safetensors")
-    files, found = _files(Path(folder)), []
+    files, found = _files(Path(arguments.path("folder", folder, "'Qwen3-0.6B'"))), []
     made: dict[int, Any] = {}
     with torch.no_grad():
         for name, layer, key, p in _places(model):

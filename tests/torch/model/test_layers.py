@@ -150,6 +150,8 @@ def test_parts():
     assert (type(model[0]), type(model[1])) == (torch.nn.Linear, iso.LayerNorm)
     assert report.left == {"0": "linear is not among the parts"}
     assert iso.convert(model, parts="all").converted == ("0",)
+    with pytest.raises(OptionError, match=r"part of a model: .* nearest legal choice: linear"):
+        iso.convert(torch.nn.Linear(4, 4), parts=("Linears",))
     with pytest.raises(OptionError, match="part of a model"):
         iso.convert(model, parts=("linears",))
     # A Linear that cannot be converted stops nothing where Linears are not asked for.

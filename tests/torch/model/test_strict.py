@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from isogemm.errors import OptionError
+from isogemm.errors import DTypeError, OptionError, ShapeError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -116,6 +116,31 @@ def kept(model):
 class Wordy(torch.nn.Linear):
     def forward(self, x):
         return {"text": str(super().forward(x))}
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "said"),
+    [
+        ([[1, 2, 3, 4, 5]] * 2, DTypeError, "inputs: limit: a tensor of rows; got: list"),
+        (torch.tensor(3), OptionError, "rows of inputs: limit: at least 2; got: 0"),
+        (torch.ones(2, 9), DTypeError, r"inputs: limit: token ids, int64 or int32; got: torch.float32"),
+        (torch.ones(9, dtype=torch.int64), ShapeError, r"inputs: limit: \[rows, tokens\]"),
+        (torch.ones(2, 0, dtype=torch.int64), ShapeError, r"at least 1 token; got: \[2, 0\]"),
+        (torch.full((2, 9), 97), OptionError, "ids of inputs: limit: 0 to 96; got: 97; nearest legal choice: 96"),
+        (torch.full((2, 9), -100), OptionError, "ids of inputs: limit: 0 to 96; got: -100; nearest legal choice: 0"),
+    ],
+)
+def test_verify_refuses_prompts_that_it_cannot_cut(given, error, said):
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2)).eval()
+    with pytest.raises(error, match=said):
+        iso.verify(model, given)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused_by_name():
+    scripted = torch.nn.Sequential(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4))))
+    with pytest.raises(OptionError, match=r"module: limit: modules of Python's, no TorchScript; got: .*, 0;"):
+        iso.convert(scripted)
 
 
 def test_verify_refuses_outputs_that_it_cannot_compare():

@@ -137,6 +137,7 @@ def convert(
                 quantize=quantize, fallback=fallback, activations=activations, progress=progress, tp=tp,
             )  # fmt: skip
     arguments.of_type("module", module, torch.nn.Module, "a torch.nn.Module", "the model itself")
+    _refuse_scripts(module)
     fuse, strict = arguments.flag("fuse", fuse), arguments.flag("strict", strict)
     if tp is not None and quantize is not None:
         raise OptionError("tp", limit="without quantize", value="both", nearest="convert(model, tp=tp)")
@@ -196,13 +197,23 @@ class _Plan:
         return any(not place or name.startswith(f"{place}.") for place in own)
 
 
+def _refuse_scripts(module: Any) -> None:
+    """Raise OptionError: a part of the model is TorchScript, which has no class that could be another one."""
+    for name, child in module.named_modules():
+        if isinstance(child, torch.jit.ScriptModule):
+            value = f"{type(child).__name__}, {name or 'the model itself'}"
+            nearest = "convert(model), then torch.jit.trace or torch.compile"
+            raise OptionError("module", limit="modules of Python's, no TorchScript", value=value, nearest=nearest)
+
+
 def _parts(parts: Sequence[str] | str) -> tuple[str, ...]:
     chosen = arguments.strings("parts", parts, "'all'")
     if chosen == ("all",):
         return PARTS
     for part in chosen:
         if part not in PARTS:
-            raise OptionError("part of a model", limit=" or ".join(PARTS), value=part, nearest='"all"')
+            nearest = arguments.nearest(part.lower(), PARTS, "all")
+            raise OptionError("part of a model", limit=" or ".join(PARTS), value=part, nearest=nearest)
     return chosen
 
 

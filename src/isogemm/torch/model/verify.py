@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...base import arguments
-from ...errors import OptionError
+from ...errors import DTypeError, OptionError, ShapeError
 from ...operands.tensors import words
 from ..operator import Tensor
 
@@ -54,7 +54,7 @@ def verify(model: Any, inputs: Tensor | None = None) -> Verification:
     ----------
     model : torch.nn.Module
     inputs : Tensor, shape (at least 2, ...), optional
-        Rows for a module that takes one tensor; token ids for a language model.
+        Rows for a module that takes one tensor; for a language model token ids.
 
     Returns
     -------
@@ -64,8 +64,10 @@ def verify(model: Any, inputs: Tensor | None = None) -> Verification:
     Raises
     ------
     OptionError
-        No `inputs` for a module that is no language model of transformers, fewer than 2 rows, or outputs that do not
-        have the rows of the inputs.
+        No `inputs` for a module that is no language model of transformers, fewer than 2 rows, ids that the vocabulary
+        does not have, or outputs that do not have the rows of the inputs.
+    DTypeError, ShapeError
+        `inputs` that are no tensor, or, for a language model, no ids [rows, tokens] or too few tokens.
     """
     arguments.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "the model itself")
     config: Any = getattr(model, "config", None)
@@ -76,8 +78,7 @@ def verify(model: Any, inputs: Tensor | None = None) -> Verification:
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(0)
         inputs = torch.randint(text.vocab_size, (_BATCH, _TOKENS), generator=generator, device="cpu").to(device)
-    if len(inputs) < 2:
-        raise OptionError("rows of inputs", limit="at least 2", value=len(inputs), nearest=2)
+    _check_inputs(inputs, None if text is None else getattr(text, "vocab_size", None))
     relations = _of_rows(inputs) if text is None else _of_tokens(model, inputs)
     held, broken = [], {}
     with _evaluating(model):
@@ -92,6 +93,27 @@ def verify(model: Any, inputs: Tensor | None = None) -> Verification:
             else:
                 held.append(name)
     return Verification(tuple(held), broken)
+
+
+def _check_inputs(inputs: Any, vocabulary: int | None) -> None:
+    """Raise unless there are rows, and, where there is a vocabulary, prompts of its ids."""
+    arguments.of_type("inputs", inputs, torch.Tensor, "a tensor of rows", "torch.as_tensor(inputs)")
+    rows = len(inputs) if inputs.dim() else 0
+    if rows < 2:
+        raise OptionError("rows of inputs", limit="at least 2", value=rows, nearest=2)
+    if vocabulary is None:
+        return
+    if inputs.dtype not in (torch.int32, torch.int64):
+        raise DTypeError("inputs", limit="token ids, int64 or int32", value=inputs.dtype, nearest="torch.int64")
+    if inputs.dim() != 2 or not inputs.shape[1]:
+        limit, nearest = "[rows, tokens] with at least 1 token", [rows, _TOKENS]
+        raise ShapeError("inputs", limit=limit, value=list(inputs.shape), nearest=nearest)
+    least, most = int(inputs.min()), int(inputs.max())
+    if least < 0 or most >= vocabulary:
+        bad = least if least < 0 else most
+        raise OptionError(
+            "ids of inputs", limit=f"0 to {vocabulary - 1}", value=bad, nearest=min(max(bad, 0), vocabulary - 1)
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,6 +169,8 @@ def test_batches_beyond_the_memory_limit_are_left_out_and_noted() -> None:
         ({"sweep": []}, OptionError),
         ({"sweep": [0]}, OptionError),
         ({"seed": -1}, OptionError),
+        ({"memory": "4"}, ShapeError),
+        ({"memory": -4}, ShapeError),
         ({"inputs": "/no/such/file.npy"}, OptionError),
     ],
     ids=str,

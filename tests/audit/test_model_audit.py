@@ -17,7 +17,7 @@ from isogemm.audit.transformer.relations import RELATIONS, ModelScope, not_promi
 from isogemm.audit.transformer.runs import STRIDE, Prompts, prompt_length  # noqa: E402
 from isogemm.audit.transformer.subject import Subject  # noqa: E402
 from isogemm.audit.transformer.trace import Trace, first_difference  # noqa: E402
-from isogemm.errors import LimitError, OptionError, ShapeError  # noqa: E402
+from isogemm.errors import DTypeError, LimitError, OptionError, ShapeError  # noqa: E402
 
 SMALL = {"tokens": 11, "batches": (2, 3), "chunks": (4, 16), "micro_batches": (1, 2)}
 
@@ -185,6 +185,13 @@ def test_report_as_json_page_and_text(tmp_path):
         ({"chunks": (0,)}, OptionError, "chunks"),
         ({"tokens": 64}, LimitError, "63"),
         ({"prompts": np.zeros((2, 100), int)}, ShapeError, "at least"),
+        ({"prompts": np.ones((3, 100))}, DTypeError, "prompts: limit: token ids, integers; got: float64"),
+        ({"prompts": np.full((3, 100), 64)}, OptionError, "ids of prompts: limit: 0 to 63"),
+        ({"prompts": [[1, 2], [3]]}, ShapeError, "prompts: limit: rows of one length"),
+        ({"prompts": "hello"}, DTypeError, "prompts: limit: token ids"),
+        ({"batches": 2}, OptionError, "batches: limit: whole numbers of at least 2; got: 2"),
+        ({"require": "plane"}, OptionError, "require: .* got: 'plane'"),
+        ({"seed": "a"}, OptionError, "seed: limit: a whole number"),
     ],
     ids=str,
 )

@@ -259,6 +259,10 @@ def test_an_audit_of_ranks_needs_a_common_tree():
 
     with pytest.raises(OptionError, match=r"--tp.*1,2,4"):
         compare_ranks("nowhere", [2, 3])
+    with pytest.raises(OptionError, match=r"--tp.*got: 2"):
+        compare_ranks("nowhere", 2)
+    with pytest.raises(OptionError, match=r"--tp.*got: \[2, '4'\]"):
+        compare_ranks("nowhere", [2, "4"])
     with pytest.raises(OptionError, match=r"--device: .*cuda:1; nearest legal choice: cuda"):
         compare_ranks("nowhere", [2], device="cuda:1")
     if not torch.cuda.is_available():

@@ -69,5 +69,8 @@ def test_bad_usage(tmp_path):
     assert "got: none" in str(run().exception)
     assert "got: x.npz and --selftest" in str(run("x.npz", "--selftest").exception)
     assert "nearest legal choice: --call mine.py:f" in str(run("mine.py:f").exception)
+    said = str(run("--call", "numpy").exception)  # which is a provider of an audit, and no function
+    assert said.startswith("unknown function (not module:function): limit: module:function or file.py:function")
+    assert said.endswith("nearest legal choice: module:function of a module that can be imported")
     np.savez(tmp_path / "half.npz", a=A)
     assert "observed" in str(run(tmp_path / "half.npz").exception)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 import isogemm
-from isogemm.errors import OptionError, ShapeError
+from isogemm.errors import DTypeError, OptionError, ShapeError
 from isogemm.lab.models import MODELS, model, read_config
 from isogemm.lab.ops import ops, sharded
 
@@ -75,7 +75,7 @@ def test_what_does_not_divide_is_refused_with_the_nearest():
         ops(model("Qwen3-4B"), "decode", 0)
 
 
-def test_a_config_gives_the_same_sizes(tmp_path):
+def test_a_config_gives_the_same_sizes(tmp_path, run):
     qwen = model("Qwen3-30B-A3B")
     sizes = {
         "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4,
@@ -85,6 +85,9 @@ def test_a_config_gives_the_same_sizes(tmp_path):
     path = tmp_path / "config.json"
     path.write_text(json.dumps({"text_config": sizes}))
     assert read_config(str(path)) == qwen
+    status, out, _ = run("ops", str(tmp_path), "--device", "cuda", "--json")
+    assert status == 0
+    assert json.loads(out)[0]["n"] == 5120
     path.write_text(json.dumps(sizes | {"hidden_size": None}))
     with pytest.raises(OptionError, match="hidden_size"):
         read_config(str(path))
@@ -122,6 +125,9 @@ def test_a_config_with_linears_that_are_not_listed_is_refused(tmp_path, key, few
 def test_models_are_an_attribute_of_the_package():
     assert isogemm.models.model("qwen3 4b") is MODELS["Qwen3-4B"]
     assert "models" in dir(isogemm)
+    for name, call in (("model", isogemm.models.model), ("path", read_config)):
+        with pytest.raises(DTypeError, match=f"{name}: limit: .* got: None"):
+            call(None)
 
 
 @pytest.fixture

@@ -38,6 +38,13 @@ def as_dtype(name: str) -> np.dtype[Any]:
     return NUMPY[full]
 
 
+def checked_seed(seed: Any) -> int:
+    """A seed of random numbers. Raises OptionError: it is none."""
+    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+        raise OptionError("seed", limit="a whole number of at least 0", value=repr(seed), nearest=0)
+    return seed
+
+
 def portable(path: str) -> str:
     """`path` relative to the current folder where it lies below it, else as it is: for what leaves this machine."""
     here = os.path.join(os.getcwd(), "")

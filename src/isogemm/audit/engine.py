@@ -18,7 +18,7 @@ from ..lab import Progress, environment
 from ..lab.models import MODELS, PROJECTION_SHAPES, LinearShape
 from .bench import Disqualified, LinearOperands, ProviderBench, copied_rows, sampled_columns
 from .cases import MAX_COLUMNS, Case, checked_device, evaluate, with_kernels
-from .data import ActivationSource, Array, WeightSource, as_dtype, portable
+from .data import ActivationSource, Array, WeightSource, as_dtype, checked_seed, portable
 from .named import load_provider, provider_of
 from .providers import BUILTIN, Absent, Provider
 from .relations import FULL_SWEEP, QUICK_SWEEP, RELATIONS, Relation, Scope
@@ -136,11 +136,11 @@ def run(
         relations=_relations(relations, place),
         scope=Scope.of(_sizes(sweep, full)),
         dtype=as_dtype(dtype).name,
-        seed=_seed(seed),
+        seed=checked_seed(seed),
         activations=ActivationSource(arguments.path("inputs", inputs, "'activations.npy'")),
         speed_sizes=(_FULL_SPEED if full else _QUICK_SPEED) if speed and place == "cpu" else (),
         speed_blocks=_FULL_BLOCKS if full else _QUICK_BLOCKS,
-        memory=memory or _memory(),
+        memory=_memory() if memory is None else arguments.extent("memory", memory),
         device=place,
     )
     named = _named(providers, place)
@@ -344,12 +344,6 @@ def _sizes(sweep: Sequence[int] | None, full: bool) -> tuple[int, ...]:
         limit = "whole numbers from 1 to 2**20"
         raise OptionError("sweep of M", limit=limit, value=found or arguments.shown(sweep), nearest=[1, 2, 16])
     return tuple(int(m) for m in found)
-
-
-def _seed(seed: int) -> int:
-    if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-        raise OptionError("seed", limit="a whole number of at least 0", value=repr(seed), nearest=0)
-    return seed
 
 
 def _memory() -> int:

@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import nearest
+from ..base.arguments import nearest, of_type
 from ..base.dtypes import NUMPY
 from ..errors import OptionError
 from ..lab import limit_threads
@@ -251,29 +251,34 @@ BUILTIN: MappingProxyType[str, Callable[[], LibraryCalls]] = MappingProxyType(
 _FUNCTION = "module:function of a module that can be imported"
 
 
-def function_of(name: str) -> Function:
-    """The callable that ``module:function`` or ``file.py:function`` names; raises as loading a provider does."""
+def function_of(name: str, known: Collection[str] = tuple(BUILTIN)) -> Function:
+    """The callable that ``module:function`` or ``file.py:function`` names; raises as loading a provider does.
+
+    `known` are the names that are taken without a module.
+    """
+    of_type("provider", name, str, "text: " + _limit(known), "'mymodule:my_linear'")
     place, colon, attribute = name.rpartition(":")
     if name.endswith(".py") and Path(name).is_file():
-        raise _unknown(name, "a file, of which it takes one function", f"{name}:your_function")
+        raise _unknown(name, "a file, of which it takes one function", known, f"{name}:your_function")
     if not colon or not place or not attribute:
         module, dot, last = name.rpartition(".")
         meant = f"{module}:{last}, with a colon" if dot and module and last else _FUNCTION
-        raise _unknown(name, "not a name of ours, nor module:function", meant)
-    function: Any = _import(place, name)
+        why = "not a name of ours, nor module:function" if known else "not module:function"
+        raise _unknown(name, why, known, meant)
+    function: Any = _import(place, name, known)
     parts, named = attribute.split("."), [x for x, found in vars(function).items() if callable(found)]
     for part in parts:
         function = getattr(function, part, None)
     if not callable(function):
         like = nearest(parts[0], named, "") if len(parts) == 1 else ""
-        raise _unknown(name, f"{place} has no callable {attribute}", f"{place}:{like}" if like else _FUNCTION)
+        raise _unknown(name, f"{place} has no callable {attribute}", known, f"{place}:{like}" if like else _FUNCTION)
     return function  # type: ignore[no-any-return]
 
 
-def _import(place: str, name: str) -> Any:
+def _import(place: str, name: str, known: Collection[str]) -> Any:
     is_file = place.endswith(".py")
     if is_file and not Path(place).is_file():
-        raise _unknown(name, f"no file {place}")
+        raise _unknown(name, f"no file {place}", known)
     try:
         if is_file:
             spec = importlib.util.spec_from_file_location(Path(place).stem, place)
@@ -287,7 +292,7 @@ def _import(place: str, name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
             here = "where {0}.py lies, or path/to/{0}.py:{1}".format(place.replace(".", "/"), name.rpartition(":")[2])
-            raise _unknown(name, f"no module {place} here, nor among those installed", f"run {here}") from error
+            raise _unknown(name, f"no module {place} here, nor among those installed", known, f"run {here}") from error
         raise Absent(f"importing {place} failed: {error}") from error
     except (Exception, SystemExit) as error:
         raise Absent(f"importing {place} failed: {type(error).__name__}: {error}") from error
@@ -305,13 +310,14 @@ def _importable_here() -> Iterator[None]:
             sys.path.remove(here)
 
 
-def _unknown(name: str, why: str, otherwise: str = _FUNCTION) -> OptionError:
-    return OptionError(
-        f"unknown provider ({why})",
-        limit=", ".join(BUILTIN) + ", or module:function",
-        value=repr(name),
-        nearest=nearest(name, BUILTIN, otherwise),
-    )
+def _limit(known: Collection[str]) -> str:
+    return ", ".join([*known, "or module:function"]) if known else "module:function or file.py:function"
+
+
+def _unknown(name: str, why: str, known: Collection[str], otherwise: str = _FUNCTION) -> OptionError:
+    what = "provider" if known else "function"
+    near = nearest(name, known, otherwise)
+    return OptionError(f"unknown {what} ({why})", limit=_limit(known), value=repr(name), nearest=near)
 
 
 def whole(blocks: Sequence[Array]) -> Array:

@@ -50,7 +50,8 @@ def doctor_command(
             from ..audit.providers import function_of
             from ..doctor import examine
 
-            found = examine(function_of(call), signature, format=format, m=m, n=n, k=k, torch=torch, tell=tell)
+            function = function_of(call, known=())
+            found = examine(function, signature, format=format, m=m, n=n, k=k, torch=torch, tell=tell)
         else:
             found = _case(case, steps, tell)
     typer.echo(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def ops_command(
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="A named model, or a config.json of transformers.")],
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="A named model, or a config.json, or its folder.")],
     phase: Annotated[str, typer.Option(help="prefill or decode.")] = "prefill",
     tokens: Annotated[int, typer.Option(help="Of each prompt; in decode, of the context.")] = 512,
     tp: Annotated[int, typer.Option("--tp", help="Devices that share the model.")] = 1,
@@ -71,7 +72,9 @@ class _Line:
 def _model(name: str) -> Model:
     from ..lab.models import model, read_config
 
-    return read_config(name) if name.endswith(".json") else model(name)
+    inside = Path(name, "config.json")
+    file = str(inside) if inside.is_file() else name
+    return read_config(file) if file.endswith(".json") else model(name)
 
 
 def _ceilings(device: str, dtype: str) -> Ceilings:

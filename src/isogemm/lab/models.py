@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ..base import arguments
 from ..base.disk import read_object
 from ..errors import OptionError
 
@@ -108,6 +109,7 @@ def model(name: str) -> Model:
     OptionError
         No such model; the error names the closest one.
     """
+    arguments.of_type("model", name, str, "a model's name", "'Qwen3-4B'")
     known = {_plain(each): each for each in MODELS}
     if _plain(name) in known:
         return MODELS[known[_plain(name)]]
@@ -145,6 +147,7 @@ def read_config(path: str) -> Model:
 
     Raises OptionError: the file cannot be read, lacks a size, or is of a model that has other linears too.
     """
+    path = arguments.path("path", path, "'config.json'")
     found = read_object("config", path, f"a config.json, or a named model as {next(iter(MODELS))}")
     found = found.get("text_config", found)
     for key, listed in _UNLISTED.items():

@@ -12,10 +12,11 @@ import numpy as np
 
 from ...base import arguments
 from ...base.extras import require_extra
-from ...errors import LimitError, OptionError, ShapeError
+from ...errors import DTypeError, IsogemmError, LimitError, OptionError, ShapeError
 from ...lab import Progress, environment
+from ...operands.tensors import on_host
 from ...quant.encode import weight_format
-from ..data import portable
+from ..data import checked_seed, portable
 from ..providers import Absent
 from ..report import Report
 from ..results import ProviderResult
@@ -123,7 +124,7 @@ def model(
         _least("micro_batches", micro_batches, 1),
     )
     settings = _ModelSettings(
-        modes, tuple(RELATIONS[name] for name in names), scope, seed, contract, quantize, tuple(words)
+        modes, tuple(RELATIONS[name] for name in names), scope, checked_seed(seed), contract, quantize, tuple(words)
     )
     return _Audit(model, settings, required, prompts, progress or (lambda done, total, text: None)).report()
 
@@ -146,7 +147,8 @@ def check_choices(
         raise OptionError("quantize", limit="with the mode convert", value=", ".join(modes), nearest="mode='convert'")
     if isinstance(quantize, str):
         weight_format("quantize", quantize)
-    required = tuple(require) if require is not None else tuple(m for m in modes if m != "plain") or modes
+    asked = None if require is None else arguments.strings("require", require, f"{modes[0]!r}")
+    required = asked if asked is not None else tuple(m for m in modes if m != "plain") or modes
     for name in required:
         if name not in modes:
             raise OptionError("require", limit="modes that are audited", value=repr(name), nearest=modes[0])
@@ -254,11 +256,28 @@ def _prompts(model: Any, settings: _ModelSettings, given: Any) -> tuple[Prompts,
         vocabulary = int(getattr(config, "vocab_size", 0) or 2)
         drawn = Prompts.draw(scope.sequences, max(scope.length, training), vocabulary, settings.seed, pad)
         given = drawn.ids
-    ids = np.asarray(given, np.int64)
+    ids = _ids(given, int(getattr(config, "vocab_size", 0) or 0))
     if ids.ndim != 2 or len(ids) < scope.sequences or ids.shape[1] < longest:
         need = [scope.sequences, longest]
         raise ShapeError("prompts", limit=f"at least {need}", value=list(ids.shape), nearest=need)
     return Prompts(ids, scope.length, pad), Prompts(ids, training, pad)
+
+
+def _ids(given: Any, vocabulary: int) -> Any:
+    """Token ids, which are below the size of a vocabulary where that is known."""
+    nearest = "input_ids of one length, a row for each sequence"
+    try:
+        found = on_host(given)
+    except IsogemmError:
+        raise
+    except ValueError as error:  # NumPy's
+        raise ShapeError("prompts", limit="rows of one length", value="rows of several", nearest=nearest) from error
+    if found.dtype.kind not in "iu":
+        raise DTypeError("prompts", limit="token ids, integers", value=found.dtype.name, nearest=nearest)
+    for bad in found[(found < 0) | (found >= vocabulary)][:1] if vocabulary else ():
+        limit = f"0 to {vocabulary - 1}, the model's vocabulary"
+        raise OptionError("ids of prompts", limit=limit, value=int(bad), nearest=min(max(int(bad), 0), vocabulary - 1))
+    return found.astype(np.int64)
 
 
 def _device_name(device: str) -> str:
@@ -269,7 +288,9 @@ def _device_name(device: str) -> str:
 
 
 def _least(what: str, values: Sequence[int], least: int) -> tuple[int, ...]:
-    found = tuple(dict.fromkeys(values))
+    listed = arguments.items(values)
+    found = tuple(dict.fromkeys(listed or ()))
     if not found or not all(isinstance(v, int) and not isinstance(v, bool) and v >= least for v in found):
-        raise OptionError(what, limit=f"whole numbers of at least {least}", value=list(values), nearest=least)
+        value = values if listed is None else listed
+        raise OptionError(what, limit=f"whole numbers of at least {least}", value=value, nearest=[least])
     return found

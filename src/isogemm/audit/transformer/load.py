@@ -8,7 +8,7 @@ from typing import Any
 from ...base import arguments
 from ...base.extras import require_extra
 from ...errors import DeviceError, OptionError
-from ..data import as_dtype
+from ..data import as_dtype, checked_seed
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 
@@ -45,7 +45,7 @@ def load(path: str, *, random: bool = False, dtype: str = "", device: str = "", 
         raise OptionError(
             f"weights in {path}", limit="a .safetensors file", value="none", nearest="--random, for random weights"
         )
-    chosen = getattr(torch, as_dtype(dtype).name) if dtype else None
+    chosen, seed = getattr(torch, as_dtype(dtype).name) if dtype else None, checked_seed(seed)
     place = _device(device)
     try:
         causal = any(name.endswith("ForCausalLM") for name in config.architectures or ["ForCausalLM"])

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+from ...base import arguments
 from ...base.extras import require_extra
 from ...errors import DeviceError, IsogemmError, OptionError
 from ...operands.tensors import words
@@ -58,6 +59,8 @@ def compare_ranks(
 ) -> list[RanksOutcome]:
     """Launch ranks on this machine, and hold their logits against one process'.
 
+    Ranks are processes that import the script that calls this: the call stands under ``if __name__ == "__main__":``.
+
     Parameters
     ----------
     path : str
@@ -88,27 +91,29 @@ def compare_ranks(
     import torch
     import torch.multiprocessing as processes
 
-    most = max(sizes, default=0)
-    order = next((f"tree{n}" for n in _TREES if n >= most and all(size > 0 and n % size == 0 for size in sizes)), "")
+    given = arguments.items(sizes) or []
+    listed = given if all(isinstance(size, int) for size in given) else []
+    most = max(listed, default=0)
+    order = next((f"tree{n}" for n in _TREES if n >= most and all(size > 0 and n % size == 0 for size in listed)), "")
     if not order or not most:
-        raise OptionError("--tp", limit="numbers of ranks, from 1, that divide 16", value=list(sizes), nearest="1,2,4")
+        raise OptionError("--tp", limit="numbers of ranks, from 1, that divide 16", value=sizes, nearest="1,2,4")
     if device not in ("", "cpu", "cuda"):
         raise OptionError("--device", limit="cpu or cuda with --tp", value=device, nearest="cuda, for all GPUs")
     if device == "cuda" and not torch.cuda.is_available():
         raise DeviceError("--device", limit="a GPU that torch can use", value="cuda, without one", nearest="cpu")
     from ...torch.distributed.models import check_heads
 
-    for size in sizes:
+    for size in listed:
         check_heads(config_of(path), size)
     with tempfile.TemporaryDirectory() as folder:
         found = processes.get_context("spawn").SimpleQueue()
         options = {"random": random, "dtype": dtype, "device": device, "seed": seed}
-        given = (most, f"file://{folder}/store", path, tuple(sizes), order, options, tokens, found)
+        told = (most, f"file://{folder}/store", path, tuple(listed), order, options, tokens, found)
         try:
-            processes.spawn(_rank, given, nprocs=most)
+            processes.spawn(_rank, told, nprocs=most)
         except processes.ProcessRaisedException as error:
             raise _told(found) or error from None
-        return [found.get() for _ in sizes]
+        return [found.get() for _ in listed]
 
 
 def _told(found: Any) -> IsogemmError | None:

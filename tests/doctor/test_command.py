@@ -20,7 +20,7 @@ def test_a_case(tmp_path):
     np.savez(tmp_path / "wrong.npz", observed=(A @ B.reshape(41, 53).T), a=A, b=B, alpha=1.0)
     right, wrong = run(tmp_path / "right.npz"), run(tmp_path / "wrong.npz", "--steps")
     assert (right.exit_code, wrong.exit_code) == (0, 1)
-    assert right.output.strip().startswith("right: all 1517 elements")
+    assert right.stdout.strip().startswith("right: all 1517 elements")  # what is compiled is said beside it
     assert "likely cause:" in wrong.output
     steps = [line for line in wrong.output.splitlines() if line[:1].isdecimal()]
     assert [line[0] for line in steps] == list("12345678")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..base.jit import source_stamp
 from ..errors import OptionError
 from .layout import ALIGN, CANARY, lifetimes, make_layout, span
 from .lowering import Lowered
@@ -23,6 +24,10 @@ def check(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str, Any]) 
 
 def check_plan(lowered: Lowered, plan: Mapping[str, Any]) -> None:
     """The plan is one of its graph: what a planner may choose is in range, and all else is as the graph has it."""
+    stamp, kernels = source_stamp(), plan["isogemm"].get("kernels")
+    if kernels != stamp:  # first: these may have other blocks, too
+        limit = f"{stamp}, the kernels that are here"
+        _refuse("isogemm.kernels", limit, f"{kernels}, of another version", "lower, which writes the plan again")
     limit = plan["runtime"]["threads"]
     for i, op in enumerate(plan["ops"]):
         for name in FREE:

@@ -188,6 +188,9 @@ def test_a_file_without_weights_says_so(tmp_path):
     save_file({"b": values("normal", 1, 64)[0]}, tmp_path / "in.safetensors")
     text = run("quantize", tmp_path / "in.safetensors", tmp_path / "out.gguf", "-f", "Q4_0")
     assert "nothing was quantized: no 2-D weight of F32, F16, BF16" in text
+    save_file({}, tmp_path / "in.safetensors")
+    text = run("quantize", tmp_path / "in.safetensors", tmp_path / "out.gguf", "-f", "Q4_0")
+    assert "out.gguf: no tensors; " in text
 
 
 def _started(tmp_path: Path, *arguments: object, before: str = "") -> subprocess.Popen[str]:

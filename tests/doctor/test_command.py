@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from typer.testing import CliRunner
 
 from isogemm.cli.commands import app
+from isogemm.errors import OptionError
 
 RNG = np.random.default_rng(2)
 A, B = RNG.standard_normal((37, 53)).astype(np.float32), RNG.standard_normal((53, 41)).astype(np.float32)
@@ -69,6 +71,9 @@ def test_bad_usage(tmp_path):
     assert "got: none" in str(run().exception)
     assert "got: x.npz and --selftest" in str(run("x.npz", "--selftest").exception)
     assert "nearest legal choice: --call mine.py:f" in str(run("mine.py:f").exception)
+    (tmp_path / "bad.py").write_text("def f(:\n")
+    with pytest.raises(OptionError, match=r"--call: limit: a module that can be imported; got: .*SyntaxError"):
+        raise run("--call", f"{tmp_path / 'bad.py'}:f").exception
     said = str(run("--call", "numpy").exception)  # which is a provider of an audit, and no function
     assert said.startswith("unknown function (not module:function): limit: module:function or file.py:function")
     assert said.endswith("nearest legal choice: module:function of a module that can be imported")

@@ -209,6 +209,7 @@ def test_a_right_function_is_right():
         examine(np.matmul, "b, a")
     refused = examine(lambda a, b: (_ for _ in ()).throw(RuntimeError("no")))
     assert (refused.verdict, refused.exit_status) == ("undiagnosable", 1)
+    assert str(refused).startswith("undiagnosable: there is no result to look at\n")
     assert "RuntimeError: no" in str(refused)
 
 

@@ -47,15 +47,25 @@ def doctor_command(
         raise typer.Exit(_selftest(count))
     with progress_bar() as tell:
         if call:
-            from ..audit.providers import function_of
             from ..doctor import examine
 
-            function = function_of(call, known=())
+            function = _function(call)
             found = examine(function, signature, format=format, m=m, n=n, k=k, torch=torch, tell=tell)
         else:
             found = _case(case, steps, tell)
     typer.echo(found)
     raise typer.Exit(found.exit_status)
+
+
+def _function(call: str) -> Any:
+    """What is to be examined. Raises OptionError: there is none of that name, or its module cannot be imported."""
+    from ..audit.providers import Absent, function_of
+
+    try:
+        return function_of(call, known=())
+    except Absent as why:
+        limit, nearest = "a module that can be imported", "what it lacks, or a mended module"
+        raise OptionError("--call", limit=limit, value=why, nearest=nearest) from why
 
 
 def _case(path: str, steps: bool, tell: Any) -> Any:

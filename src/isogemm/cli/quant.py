@@ -65,7 +65,8 @@ def quantize_command(
         raise cannot_write(out, f"{error}{_room(planned, out)}", name) from error
     counts = Counter(str(chosen or entry.type) for entry, chosen in planned.values())
     before, after = sum(path.stat().st_size for path in file.files), out.stat().st_size
-    typer.echo(f"{out}: {', '.join(f'{n} x {kind}' for kind, n in counts.most_common())}; {before} -> {after} bytes")
+    kinds = ", ".join(f"{n} x {kind}" for kind, n in counts.most_common()) or "no tensors"
+    typer.echo(f"{out}: {kinds}; {before} -> {after} bytes")
     already = Counter(entry.type for entry in file.entries.values() if entry.quantized and entry.name not in kept)
     if n := already.total():
         words = ("weight is", "was") if n == 1 else ("weights are", "were")

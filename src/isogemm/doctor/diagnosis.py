@@ -94,6 +94,8 @@ class Diagnosis:
     def _headline(self) -> str:
         if self.verdict == "right":
             return f"right: all {self.elements} elements within rounding"
+        if self.verdict == "undiagnosable" and not self.elements:
+            return "undiagnosable: there is no result to look at"
         share = f"{self.wrong} of {self.elements} elements are wrong"
         if self.verdict == "undiagnosable":
             return f"undiagnosable: {share}, and these operands cannot tell why"

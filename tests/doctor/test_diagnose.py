@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from isogemm import quantize
-from isogemm.doctor import MISTAKES, Cause, Diagnosis, diagnose
+from isogemm.doctor import MISTAKES, Cause, Diagnosis, diagnose, examine
 from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 
 BF16 = ml_dtypes.bfloat16
@@ -324,6 +324,14 @@ def test_words_of_a_view_that_mean_nothing_are_refused(error, text, options):
     view = {"m": 37, "n": 41, "k": 53, "order": "C"}
     with pytest.raises(error, match=text):
         diagnose((A @ B).reshape(-1), A.reshape(-1), B.reshape(-1), **view | options)
+
+
+@pytest.mark.parametrize("name", ["F32", "Q8_K"])
+def test_formats_of_no_quantized_weights_are_refused(name):
+    with pytest.raises(OptionError, match="format: limit: one of Q8_0"):
+        diagnose(A @ B, A, np.zeros((41, 53 * 4), np.uint8), format=name)
+    with pytest.raises(OptionError, match="format: limit: one of Q8_0"):
+        examine(lambda x, blocks: x, "x, blocks", format=name)
 
 
 def test_every_name_of_the_bank_has_a_mend():

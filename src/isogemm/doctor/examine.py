@@ -20,6 +20,7 @@ from ..base.progress import Tell
 from ..errors import OptionError
 from ..lab import limit_threads
 from ..operands.tensors import as_tensor, on_host
+from ..quant.encode import weight_format
 from .case import Array
 from .diagnosis import Cause, Diagnosis
 from .guard import GuardError, guarded_empty
@@ -69,7 +70,7 @@ def examine(
     Raises
     ------
     OptionError
-        No such signature, or a format without blocks, or blocks without a format.
+        No such signature, or a format without blocks or none of quantized weights, or blocks without a format.
     ShapeError
         An extent that is no whole number of at least 1.
 
@@ -82,6 +83,8 @@ def examine(
         raise OptionError("signature", limit=", ".join(map(repr, SIGNATURES)), value=repr(signature), nearest="a, b")
     if bool(format) != (signature == "x, blocks"):
         raise OptionError("format", limit="with the signature 'x, blocks'", value=repr(format), nearest="Q4_0")
+    if format:
+        weight_format("format", format)
     m, n, k = (None if x is None else extent(name, x) for name, x in (("m", m), ("n", n), ("k", k)))
     fixed = (m, n, k)
     asked = _Asked(tell or (lambda done, total, text: None), seconds)

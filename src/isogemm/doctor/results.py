@@ -12,9 +12,9 @@ from ..base.progress import Tell
 from ..contract import Contract, compare
 from ..errors import LayoutError, OptionError, ShapeError
 from ..formats import reference
-from ..formats.blocks import format_of
 from ..operands.tensors import on_host
 from ..problem.settings import stored
+from ..quant.encode import weight_format
 from .bank import MISTAKES
 from .case import Array, Blocks, GemmCall, StoredMatrix, check_floats, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
@@ -193,7 +193,7 @@ def _blocks(b: Any, format: str, row_stride: int | None) -> Blocks:
     if hasattr(b, "row_offset"):
         fmt, (n, k), data = b.format, b.shape, np.ascontiguousarray(b.rows).reshape(-1)
         return Blocks(data, fmt, n, k, row_stride or fmt.row_bytes(k))
-    fmt, data = format_of(format), on_host(b)
+    fmt, data = weight_format("format", format), on_host(b)
     if data.dtype != np.uint8 or data.ndim != 2:
         value = f"{data.dtype} {list(data.shape)}"
         raise LayoutError("quantized weights", limit="uint8 [n, row bytes]", value=value, nearest="a QuantizedMatrix")

@@ -40,6 +40,12 @@ def test_advice_and_its_bits(form, a, b):
         assert_same(np.ascontiguousarray(z), product(x, y))
 
 
+def test_advice_is_of_products_that_there_are():
+    for a, b in ((X, X), ([X[0], X[1]], [W, X[2]])):
+        with pytest.raises(ShapeError, match=r"rows of b\[[01]\]: limit: 24, as a\[[01]\] has columns; got: 5"):
+            forms.advise(a, b)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_form_of_one_batch(dtype):
     a, b = values((4, 5, 24), dtype, seed=1), values((24, 3), dtype, seed=2)

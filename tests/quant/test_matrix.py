@@ -17,6 +17,11 @@ def matrix(fmt, n: int = 6, count: int = 3, **options) -> QuantizedMatrix:
     return QuantizedMatrix.from_bytes(data, shape=(n, count * fmt.block), format=fmt, **options)
 
 
+def test_weights_in_the_place_of_the_format_are_named_and_not_printed():
+    with pytest.raises(DTypeError, match=r"^format: limit: .* got: ndarray; .*: quantize\(w, 'Q4_K'\)$"):
+        quantize("Q4_K", np.ones((300, 256), np.float32))
+
+
 @pytest.mark.parametrize("fmt", WEIGHTS, ids=str)
 def test_it_knows_its_format_shape_and_strides(fmt):
     w = matrix(fmt, name="blk.0.w")

@@ -87,12 +87,16 @@ def advise(a: Stack, b: Stack) -> Advice:
     Raises
     ------
     ShapeError
-        Different numbers of items.
+        Different numbers of items, or items that have no product.
     """
     here = Operands()
     la, lb = dispatch.as_matrices("a", a, here), dispatch.as_matrices("b", b, here)
     if len(la) != len(lb):
         raise ShapeError("items in b", limit="as many as in a", value=len(lb), nearest=len(la))
+    for i, (x, y) in enumerate(zip(la, lb, strict=True)):
+        if x.shape[1] != y.shape[0]:  # in no form
+            limit = f"{x.shape[1]}, as a[{i}] has columns"
+            raise ShapeError(f"rows of b[{i}]", limit=limit, value=y.shape[0], nearest=x.shape[1])
     found = [_try("wide", _wide_operands, la, lb), _try("gemm_strided_batched", _strided_pair, la, lb)]
     sizes = {(x.shape, y.shape) for x, y in zip(la, lb, strict=True)}
     same = "items are of one size" if len(sizes) == 1 else f"{len(sizes)} different sizes"

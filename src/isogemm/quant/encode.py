@@ -57,6 +57,9 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     >>> isogemm.quantize(np.ones((2, 64), np.float32), "Q4_0")
     QuantizedMatrix(2 x 64, Q4_0, 72 bytes)
     """
+    if hasattr(format, "shape"):  # the weights, whose numbers would be the message
+        limit = "the name of a format, behind the weights"
+        raise DTypeError("format", limit=limit, value=type(format).__name__, nearest="quantize(w, 'Q4_K')")
     fmt, x = format_of(format), array("w", w)
     if x.ndim != 2:
         raise ShapeError(f"{prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")

@@ -207,6 +207,14 @@ def test_a_right_function_is_right():
     assert examine(lambda a, b: a @ b).verdict == "right"
     with pytest.raises(OptionError, match="signature"):
         examine(np.matmul, "b, a")
+    with pytest.raises(OptionError, match="signature"):
+        examine(np.matmul, ["a, b"])
+    with pytest.raises(DTypeError, match=r"function: limit: a function of arrays; got: 'numpy.matmul'"):
+        examine("numpy.matmul")
+    with pytest.raises(OptionError, match=r"seconds: limit: more than 0; got: -1"):
+        examine(np.matmul, seconds=-1)
+    with pytest.raises(DTypeError, match=r"seconds: limit: a number; got: '5'"):
+        examine(np.matmul, seconds="5")
     refused = examine(lambda a, b: (_ for _ in ()).throw(RuntimeError("no")))
     assert (refused.verdict, refused.exit_status) == ("undiagnosable", 1)
     assert str(refused).startswith("undiagnosable: there is no result to look at\n")

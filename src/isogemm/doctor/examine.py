@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..base.arguments import extent
+from ..base.arguments import extent, number, shown
 from ..base.progress import Tell
-from ..errors import OptionError
+from ..errors import DTypeError, OptionError
 from ..lab import limit_threads
 from ..operands.tensors import as_tensor, on_host
 from ..quant.encode import weight_format
@@ -70,7 +70,10 @@ def examine(
     Raises
     ------
     OptionError
-        No such signature, or a format without blocks or none of quantized weights, or blocks without a format.
+        No such signature, or a format without blocks or none of quantized weights, or blocks without a format; no time
+        for a call.
+    DTypeError
+        What is given is no function, or the seconds are no number.
     ShapeError
         An extent that is no whole number of at least 1.
 
@@ -79,8 +82,13 @@ def examine(
     Diagnosis
         Of the wrong answer that says most; else right, with what the function refused in ``limits``.
     """
-    if signature not in SIGNATURES:
+    if not callable(function):
+        nearest = "the function itself; by a name, isogemm doctor --call"
+        raise DTypeError("function", limit="a function of arrays", value=shown(function), nearest=nearest)
+    if not isinstance(signature, str) or signature not in SIGNATURES:
         raise OptionError("signature", limit=", ".join(map(repr, SIGNATURES)), value=repr(signature), nearest="a, b")
+    if not number("seconds", seconds) > 0:
+        raise OptionError("seconds", limit="more than 0", value=seconds, nearest=SECONDS)
     if bool(format) != (signature == "x, blocks"):
         raise OptionError("format", limit="with the signature 'x, blocks'", value=repr(format), nearest="Q4_0")
     if format:

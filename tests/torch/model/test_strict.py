@@ -136,6 +136,18 @@ def test_verify_refuses_prompts_that_it_cannot_cut(given, error, said):
         iso.verify(model, given)
 
 
+def test_an_encoder_is_told_its_positions_behind_padding():
+    """Else it counts them from the padding on, and has another result, in torch as here."""
+    config = transformers.BertConfig(
+        vocab_size=97, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48
+    )
+    model = transformers.BertModel(config).eval()
+    iso.convert(model, strict=True)
+    found = iso.verify(model)
+    assert found, str(found)
+    assert "left-padding" in found.held
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_refused_by_name():
     scripted = torch.nn.Sequential(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4))))

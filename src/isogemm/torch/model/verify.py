@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -142,14 +143,15 @@ def _of_rows(inputs: Tensor) -> dict[str, _Calls]:
 def _of_tokens(model: Any, ids: Tensor) -> dict[str, _Calls]:
     caches = getattr(model, "can_generate", bool)()
     plain: Callable[[], dict[str, Any]] = lambda: {"use_cache": False} if caches else {}  # noqa: E731
+    positions = caches or "position_ids" in inspect.signature(model.forward).parameters
     one, last = ids[1:2], len(ids) - 1
     relations: dict[str, _Calls] = {
         "alone": lambda: [_Call(one, 0, 0, plain)],
         "rerun": lambda: [_Call(one, 0, 0, plain)],
         "batch": lambda: [_Call(ids, 1, 0, plain)],
         "position": lambda: [_Call(ids.roll(last - 1, 0), last, 0, plain)],
-        "left-padding": lambda: [_padded(ids, plain, caches, left=True)],
-        "right-padding": lambda: [_padded(ids, plain, caches, left=False)],
+        "left-padding": lambda: [_padded(ids, plain, positions, left=True)],
+        "right-padding": lambda: [_padded(ids, plain, positions, left=False)],
     }
     if caches:
         tokens = ids.shape[1]

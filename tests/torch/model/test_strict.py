@@ -148,6 +148,16 @@ def test_an_encoder_is_told_its_positions_behind_padding():
     assert "left-padding" in found.held
 
 
+def test_images_are_no_token_ids():
+    """A model of transformers without a vocabulary is compared by rows, as any other module."""
+    config = transformers.ViTConfig(
+        hidden_size=32, num_hidden_layers=1, num_attention_heads=4, intermediate_size=48, image_size=8, patch_size=4
+    )
+    with iso.invariant():
+        found = iso.verify(transformers.ViTModel(config).eval(), torch.randn(3, 3, 8, 8))
+    assert found.held == ("rerun", "batch", "position"), str(found)
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_torchscript_is_refused_by_name():
     scripted = torch.nn.Sequential(torch.jit.script(torch.nn.Sequential(torch.nn.Linear(4, 4))))

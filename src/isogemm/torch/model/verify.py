@@ -73,14 +73,15 @@ def verify(model: Any, inputs: Tensor | None = None) -> Verification:
     arguments.of_type("model", model, torch.nn.Module, "a torch.nn.Module", "the model itself")
     config: Any = getattr(model, "config", None)
     text: Any = config.get_text_config() if hasattr(config, "get_text_config") else None
-    if inputs is None and getattr(text, "vocab_size", None) is None:
+    vocabulary = getattr(text, "vocab_size", None)
+    if inputs is None and vocabulary is None:
         raise OptionError("verify", limit="inputs for a module without a vocabulary", value="None", nearest="a batch")
     if inputs is None:
         device = next(model.parameters()).device
         generator = torch.Generator().manual_seed(0)
-        inputs = torch.randint(text.vocab_size, (_BATCH, _TOKENS), generator=generator, device="cpu").to(device)
-    _check_inputs(inputs, None if text is None else getattr(text, "vocab_size", None))
-    relations = _of_rows(inputs) if text is None else _of_tokens(model, inputs)
+        inputs = torch.randint(vocabulary, (_BATCH, _TOKENS), generator=generator, device="cpu").to(device)
+    _check_inputs(inputs, vocabulary)
+    relations = _of_rows(inputs) if vocabulary is None else _of_tokens(model, inputs)
     held, broken = [], {}
     with _evaluating(model):
         want = _run(model, relations.pop("alone"))

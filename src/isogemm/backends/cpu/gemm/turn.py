@@ -69,7 +69,7 @@ class TurnWay:
 WAYS = {
     "znver3": TurnWay(blends=True, goes_on=True, short=1536),
     "znver4": TurnWay(),
-    "znver5": TurnWay(wide=True, alone=True, hint="nta"),
+    "znver5": TurnWay(wide=True, alone=True, hint="nta", packed_ahead=1024),
     **dict.fromkeys(("knl", "knm"), TurnWay()),  # have not all of the instructions in `wide`
 }
 # Other vectors of 16 lanes, as measured on a Xeon of 2023 or later: what `prefetchnta` brought was not there when it

@@ -17,6 +17,8 @@ from isogemm.contract.spec import Contract
 torch = pytest.importorskip("torch")
 rows = pytest.importorskip("isogemm.backends.cuda.rows.run")
 build = pytest.importorskip("isogemm.backends.cuda.rows.build")
+row_kernels = pytest.importorskip("isogemm.backends.cuda.rows.kernels")
+sides = pytest.importorskip("isogemm.backends.cuda.rows.sides")
 sums = pytest.importorskip("isogemm.backends.cuda.rows.sums")
 direct = pytest.importorskip("isogemm.torch.rows.direct")
 
@@ -138,6 +140,25 @@ def test_the_kernel_knows_how_many_rows_a_table_has(monkeypatch):
     out = torch.zeros(7, 16)[:5, ::2]
     sums.table(torch.arange(3), torch.arange(3), torch.ones(3, 8), out, start=False)
     assert cases[0].columns == (1, 16, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("count", "n", "leaf", "first"),
+    [
+        (65536, 1024, 8, "leaves"), (65536, 1024, 512, "leaves"), (65536, 1024, 2048, "columns"),
+        (65536, 1024, 65536, "columns"), (65536, 128, 512, "columns"), (65536, 128, 128, "leaves"),
+        (36, 1024, 36, "leaves"), (37, 1024, 37, "columns"), (0, 1024, 1, "leaves"),
+    ],
+)  # fmt: skip
+def test_short_leaves_and_many_have_a_thread_for_four_columns(monkeypatch, count, n, leaf, first):
+    """The other kernel stands behind, for where the first one's bits are not right."""
+    cases = []
+    monkeypatch.setattr(build, "serve", lambda function, case, device: cases.append(case))
+    x, out = sides.Side(1, (n,), 1), sides.Side(0)
+    build.columns(0, (count,), n, sides.ABSENT, x, out, leaf, False, 128, 0)
+    names = [option.family.file for option in row_kernels._options("columns", cases[0])]
+    assert names[0] == first
+    assert names[-1] == "columns"
 
 
 @pytest.mark.parametrize("start", [False, True])

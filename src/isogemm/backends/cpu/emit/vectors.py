@@ -72,6 +72,15 @@ class Emitter:
         const = [ir.Constant(I32, v) for v in (write, locality, 1)]
         self.b.call(fn, [self.pointer(address, I8), *const])
 
+    def ahead(self, at: Value, row: Value, strip: Value, near: Value) -> Value:
+        """How many bytes behind byte `at` of each row a line is that is to be asked for, of rows walked side by side.
+
+        `near` bytes, and where a row ends, as far into the row that the next strip, `strip` bytes on, has in its place.
+        """
+        lines = self.b.and_(self.at(row, CACHE_LINE - 1), self.i64(-CACHE_LINE))
+        inside = self.b.icmp_signed("<", self.at(at, near), row)
+        return self.b.select(inside, near, self.at(self.b.sub(strip, lines), near))
+
     def masked_load(self, address: Value, count: Value, typ: ir.VectorType, align: int) -> Value:
         """The first `count` lanes of a vector, zeros behind; never touches memory behind them."""
         mask = self.below(count, typ.count)

@@ -21,8 +21,8 @@ from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, I64, Emitt
 WIDTH = target().width
 # Accumulators beside a transposed tile: 8 + 16 of 32 registers, 4 + 8 of 16.
 GROUP = 8 if WIDTH == 16 else 4
-# Bytes ahead in each weight row. The lines of 16 rows can fall into one set of the first-level cache (a row stride of
-# 16 KiB does), so they are asked for into the second level.
+# Bytes ahead in each weight row, and on into the next tile's. The lines of 16 rows can fall into one set of the
+# first-level cache (a row stride of 16 KiB does), so they are asked for into the second level.
 PREFETCH_BYTES = 768
 
 
@@ -45,8 +45,9 @@ class _Tile:
         with e.loop(whole, start=head, step=self.depth) as kk:
             offset = e.times(kk, self.size)
             here = [e.at(s, offset) for s in self.starts]
+            ahead = e.ahead(offset, e.times(self.k, self.size), e.times(self.line, WIDTH), e.i64(PREFETCH_BYTES))
             for address in here:
-                e.prefetch(e.at(address, PREFETCH_BYTES), locality=2)
+                e.prefetch(e.at(address, ahead), locality=2)
             tile(kk, e.tile_columns(here, self.element))
         self._singles(whole, self.k, single)
 

@@ -17,7 +17,7 @@ from ..emit.target import target
 from ..emit.vectors import ELEMENT_BYTES, F32_BYTES, Emitter, define
 
 WIDTH = target().width
-PREFETCH_BYTES = 512
+PREFETCH_BYTES = 512  # ahead in each line, and on into the lines that come next
 NEXT_PANEL_BYTES = target().nr * F32_BYTES
 
 
@@ -40,8 +40,9 @@ def _emit_along_k(e: Emitter, element: int, args: tuple[Any, ...]) -> None:
     with e.loop(whole, start=head, step=depth) as kk:
         offset = e.times(kk, size)
         here = [e.at(s, offset) for s in starts]
+        ahead = e.ahead(offset, e.times(k, size), e.times(line, WIDTH), e.i64(PREFETCH_BYTES))
         for address in here:
-            e.prefetch(e.at(address, PREFETCH_BYTES), locality=2)
+            e.prefetch(e.at(address, ahead), locality=2)
         out = e.at(dst, e.b.mul(kk, step))
         # Ascending k: a store's lanes beyond the panel's rows are overwritten by the next one.
         for j, column in enumerate(e.tile_columns(here, element)):

@@ -203,10 +203,7 @@ def ahead(e: Emitter, asks: Asks, here: Any, k: Any, line: Any, blocks: int) -> 
     at, row, strip = e.times(here, F32_BYTES), e.times(k, F32_BYTES), e.times(line, blocks * WIDTH)
     if asks is Asks.THROUGH:
         return e.at(strip, e.times(at, blocks * WIDTH - 1))
-    near = NEAR_BYTES[blocks]
-    lines = e.b.and_(e.at(row, CACHE_LINE - 1), e.i64(-CACHE_LINE))
-    inside = e.b.icmp_signed("<", e.at(at, near), row)
-    return e.b.select(inside, e.i64(near), e.at(e.b.sub(strip, lines), near))
+    return e.ahead(at, row, strip, e.i64(NEAR_BYTES[blocks]))
 
 
 def sums_after(

@@ -15,7 +15,7 @@ from typing import Any
 
 from llvmlite import binding, ir
 
-from ..emit.vectors import CACHE_LINE, F32, F32_BYTES, I32, I64, Emitter
+from ..emit.vectors import F32, F32_BYTES, I32, I64, Emitter
 from .turn import MULTIPLES, WAY, address
 
 LANES, QUAD, DEPTH = 16, 4, 16
@@ -200,8 +200,9 @@ def walk(e: Emitter, sums: list[list[Any]], w: Weights, x: list[Any], x_rs: Any,
     strip = e.times(w.line, blocks * LANES)
     whole = e.b.and_(k, e.i64(-DEPTH))
     with e.loop(whole, step=DEPTH) as kk:
-        here = [e.at(row, e.times(kk, F32_BYTES)) for row in x]
-        take(here, x_rs, DEPTH, [_ahead(e, kk, k, strip, near)], masked=False)
+        offset = e.times(kk, F32_BYTES)
+        asked = e.ahead(offset, e.times(k, F32_BYTES), strip, near)
+        take([e.at(row, offset) for row in x], x_rs, DEPTH, [asked], masked=False)
     left = e.b.sub(k, whole)
     with e.b.if_then(e.b.icmp_signed(">", left, e.i64(0))):
         rest = _ended(e, [e.at(row, e.times(whole, F32_BYTES)) for row in x], left)
@@ -210,14 +211,6 @@ def walk(e: Emitter, sums: list[list[Any]], w: Weights, x: list[Any], x_rs: Any,
         with e.b.if_then(e.b.icmp_signed(">", left, e.i64(HALF))):
             rest = [e.at(row, HALF * F32_BYTES) for row in rest]
             take(rest, apart, HALF, _masks(e, e.b.sub(left, e.i64(HALF))), masked=True)
-
-
-def _ahead(e: Emitter, here: Any, k: Any, strip: Any, near: Any) -> Any:
-    """How far behind the line at element `here` of its row the one is that is asked for: in the row, or a strip on."""
-    at, row = e.times(here, F32_BYTES), e.times(k, F32_BYTES)
-    lines = e.b.and_(e.at(row, CACHE_LINE - 1), e.i64(-CACHE_LINE))
-    inside = e.b.icmp_signed("<", e.at(at, near), row)
-    return e.b.select(inside, near, e.at(e.b.sub(strip, lines), near))
 
 
 def _ended(e: Emitter, x: list[Any], left: Any) -> list[Any]:

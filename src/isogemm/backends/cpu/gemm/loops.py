@@ -13,7 +13,7 @@ from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import epilogue_tile, peek32, poke32
 from ..emit.vectors import FLOAT32
-from .micro import MR, NR, WIDTH
+from .micro import ASKS, CONTINUES, MR, NR, WIDTH
 from .routines import call7, call10
 
 TILE_BYTES = 4 * MR * NR
@@ -52,12 +52,12 @@ def pack_rows(d, dst, i0, rows, p0, kb):
 
 
 @njit
-def _tile(d, rows, kb, a, b, b_rs, c, c_rs, load_c):
+def _tile(d, rows, kb, a, b, b_rs, c, c_rs, flags):
     """One register tile: A in place, or in a panel of `rows` rows."""
     if d[f.A_MODE] == f.A_IN_PLACE:
-        call10(d[f.TILE], rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, load_c)
+        call10(d[f.TILE], rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, flags)
     else:
-        call10(d[f.TILE], rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, load_c)
+        call10(d[f.TILE], rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, flags)
 
 
 @njit
@@ -70,14 +70,14 @@ def _copy_in(d, acc, acc_rs, i0, rows, j0, columns):
 
 
 @njit
-def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, load_c, tile):
+def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, flags, tile):
     """A tile narrower than NR, through a whole one: memory beside C is neither read nor written."""
     c_rs = d[f.O_RS]
-    if load_c:
+    if flags & CONTINUES:
         for i in range(rows):
             for j in range(NR):
                 poke32(tile + (i * NR + j) * 4, peek32(c + i * c_rs + j * 4) if j < columns else 0)
-    _tile(d, rows, kb, a, b, b_rs, tile, NR * 4, load_c)
+    _tile(d, rows, kb, a, b, b_rs, tile, NR * 4, flags)
     for i in range(rows):
         for j in range(columns):
             poke32(c + i * c_rs + j * 4, peek32(tile + (i * NR + j) * 4))
@@ -88,7 +88,7 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
     """Column panels by row panels over one packed block of A and B."""
     mode, whole_k = d[f.A_MODE], d[f.K] <= d[f.KC]
     last, first_panel = p0 + kb >= d[f.K], p0 == 0
-    load_c = 1 if (not first_panel or d[f.START] != 0) else 0
+    continues = CONTINUES if (not first_panel or d[f.START] != 0) else 0
     largest = d[f.MR_PANEL]
     panels = -(-rows // largest)
     base, extra = rows // panels, rows % panels
@@ -106,18 +106,19 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
         for p in range(panels):
             first, count = p * base + min(p, extra), base + (1 if p < extra else 0)
             i = i0 + first
+            flags = continues | ASKS if p == 0 and d[f.B_MODE] == f.PREPARED else continues
             ap = a + first * kb * 4 if mode != f.A_IN_PLACE else d[f.A] + i * d[f.A_RS] + p0 * d[f.A_CS]
             if d[f.PLAIN] != 0:
                 c = d[f.OUT] + i * d[f.O_RS] + (j0 + j) * 4
                 if width == NR:
-                    _tile(d, count, kb, ap, bp, b_rs, c, d[f.O_RS], load_c)
+                    _tile(d, count, kb, ap, bp, b_rs, c, d[f.O_RS], flags)
                 else:
-                    _edge_tile(d, count, kb, ap, bp, b_rs, c, width, load_c, tile)
+                    _edge_tile(d, count, kb, ap, bp, b_rs, c, width, flags, tile)
             else:
                 t, t_rs = (tile, NR * 4) if whole_k else (acc + first * acc_rs + j * 4, acc_rs)
                 if first_panel and d[f.START] != 0:
                     _copy_in(d, t, t_rs, i, count, j0 + j, width)
-                _tile(d, count, kb, ap, bp, b_rs, t, t_rs, load_c)
+                _tile(d, count, kb, ap, bp, b_rs, t, t_rs, flags)
                 if last:
                     epilogue_tile(d, t, t_rs, i, count, j0 + j, width)
 

@@ -39,15 +39,15 @@ def routine(kind: str, element: int) -> int:
 
 
 def _tile_packed(element: int) -> Callable[..., Any]:
-    def tile_packed(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):
-        tile(1, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c)
+    def tile_packed(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
+        tile(1, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags)
 
     return tile_packed
 
 
 def _tile_direct(element: int) -> Callable[..., Any]:
-    def tile_direct(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c):
-        tile(0, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, load_c)
+    def tile_direct(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
+        tile(0, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags)
 
     return tile_direct
 

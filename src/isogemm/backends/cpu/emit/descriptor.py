@@ -29,7 +29,7 @@ FIELDS = 43
 # SEEN: 1 where the last call of this kind had the same weights (B), which may then lie in a cache. In a template that
 # calls share: the address of those weights, or NEVER_SEEN where they have no room in a cache.
 NEVER_SEEN = -1
-# FROM_MEMORY: flags for the walk of few rows where SEEN is not 1.
+# FROM_MEMORY: flags for the walk of few rows, or bytes ahead that tiles ask for packed weights, where SEEN is not 1.
 
 # Words of a header behind the pool's, in the template of a single product: the entry and how many chunks it is called
 # for, flags, and what its operands are like where the call that brings them has looked at nothing else.

@@ -13,7 +13,7 @@ from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import epilogue_tile, peek32, poke32
 from ..emit.vectors import FLOAT32
-from .micro import ASKS, CONTINUES, MR, NR, WIDTH
+from .micro import CONTINUES, MR, NR, WIDTH
 from .routines import call7, call10
 
 TILE_BYTES = 4 * MR * NR
@@ -106,7 +106,7 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
         for p in range(panels):
             first, count = p * base + min(p, extra), base + (1 if p < extra else 0)
             i = i0 + first
-            flags = continues | ASKS if p == 0 and d[f.B_MODE] == f.PREPARED else continues
+            flags = continues | (d[f.FROM_MEMORY] if p == 0 and d[f.SEEN] != 1 else 0)
             ap = a + first * kb * 4 if mode != f.A_IN_PLACE else d[f.A] + i * d[f.A_RS] + p0 * d[f.A_CS]
             if d[f.PLAIN] != 0:
                 c = d[f.OUT] + i * d[f.O_RS] + (j0 + j) * 4

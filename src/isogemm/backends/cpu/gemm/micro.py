@@ -17,12 +17,10 @@ from numba.extending import intrinsic
 
 from ..emit.target import target
 from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, for_numbers
-from .turn import WAY
 
 MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
 UNROLL = 4
-# Flags of a tile: it goes on from what C holds; panels of B come from memory, maybe, and are asked for ahead.
-CONTINUES, ASKS = 1, 2
+CONTINUES = 1  # of a tile's flags: it goes on from what C holds; the others are bytes ahead that B is asked for
 
 
 def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any, ...]) -> None:
@@ -35,8 +33,8 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
         row = e.at(c, e.b.mul(c_rs, e.i64(i)))
         for offset in (*range(0, NR * F32_BYTES, CACHE_LINE), NR * F32_BYTES - 1):
             e.prefetch(e.at(row, offset), write=1)
-    continues, asks = (e.b.icmp_signed("!=", e.b.and_(flags, e.i64(flag)), e.i64(0)) for flag in (CONTINUES, ASKS))
-    with e.b.if_else(continues) as (continued, fresh):
+    ahead = e.b.and_(flags, e.i64(~CONTINUES))
+    with e.b.if_else(e.b.icmp_signed("!=", flags, ahead)) as (continued, fresh):
         with continued:
             for i in range(mr):
                 row = e.at(c, e.b.mul(c_rs, e.i64(i)))
@@ -60,10 +58,9 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
     whole = e.b.and_(k, e.i64(-UNROLL))
     with e.loop(whole, step=UNROLL) as kk:
         a0, b0 = e.at(a, e.b.mul(kk, a_cs)), e.at(b, e.b.mul(kk, b_rs))
-        if WAY.tile_ahead:
-            with e.b.if_then(asks):
-                for line in range(0, UNROLL * NR * ELEMENT_BYTES[element], CACHE_LINE):
-                    e.prefetch(e.at(b0, WAY.tile_ahead, line))
+        with e.b.if_then(e.b.icmp_signed("!=", ahead, e.i64(0))):
+            for line in range(0, UNROLL * NR * ELEMENT_BYTES[element], CACHE_LINE):
+                e.prefetch(e.at(b0, ahead, line))
         for u in range(UNROLL):
             step(e.at(a0, e.b.mul(a_cs, e.i64(u))), e.at(b0, e.b.mul(b_rs, e.i64(u))))
     with e.loop(k, start=whole) as kk:

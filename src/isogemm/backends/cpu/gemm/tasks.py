@@ -217,13 +217,16 @@ def _apply(row: NDArray[np.int64], s: Schedule) -> None:
 
 def _walk(row: NDArray[np.int64], s: Schedule) -> int:
     """The kernel of a schedule: few rows have several, and which is fastest depends on where their weights lie."""
-    if s.strategy not in _STRATEGIES:
-        return f.TILED
     m, line, element = int(row[f.M]), int(row[f.B_CS]), int(row[f.B_E])
     of_row = int(row[f.K]) * (4 if element == FLOAT32 else 2)
-    nbytes = int(row[f.N]) * of_row
+    nbytes, few = int(row[f.N]) * of_row, s.strategy in _STRATEGIES
     if s.b_mode == "prepared":
-        return f.PANELS if panels.serves(m, nbytes) else f.TILED
+        if few and panels.serves(m, nbytes):
+            return f.PANELS
+        row[f.SEEN], row[f.FROM_MEMORY] = 0 if nbytes <= facts().seen_bytes else f.NEVER_SEEN, facts().tile_ahead
+        return f.TILED
+    if not few:
+        return f.TILED
     if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, line, of_row, element):
         stays = nbytes <= facts().seen_bytes and fits_in_cache(m, line, element)
         row[f.SEEN], row[f.FROM_MEMORY] = 0 if stays else f.NEVER_SEEN, from_memory(m, line, of_row, element)

@@ -50,8 +50,6 @@ class TurnWay:
         Lines of weight rows beside one another that may fall into one set of the first-level cache, for `wide`.
     packed_ahead : int
         Bytes ahead that each panel of packed weights from memory is asked for; 0, the panels that come next instead.
-    tile_ahead : int
-        The same, into the first-level cache, where more rows walk packed weights a panel at a time; 0, not at all.
     """
 
     blends: bool = False
@@ -62,19 +60,16 @@ class TurnWay:
     hint: str = "t0"
     in_a_set: int = 12
     packed_ahead: int = 0
-    tile_ahead: int = 0
 
 
 # By the compiler's name of a processor. Zen 3 begins one insertion in a step and four blends, and it reads 16 rows from
 # memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it. Zen 4 takes two steps
 # for vectors of 16 lanes. Zen 5 has four ports for shuffles inside 128-bit lanes, and its hint does not put lines into
 # the second-level cache as they leave the first: with 1.3 to 3 MB, which that cache holds in part, 1.05 of the speed.
-# It follows a panel by itself, but not far enough: asked for 8 KB ahead, packed weights come from memory 1.1 to 1.5
-# times as fast for 4 to 64 rows; up to 4 KB ahead, slower than not asked for.
 WAYS = {
     "znver3": TurnWay(blends=True, goes_on=True, short=1536),
     "znver4": TurnWay(),
-    "znver5": TurnWay(wide=True, alone=True, hint="nta", packed_ahead=1024, tile_ahead=8192),
+    "znver5": TurnWay(wide=True, alone=True, hint="nta", packed_ahead=1024),
     **dict.fromkeys(("knl", "knm"), TurnWay()),  # have not all of the instructions in `wide`
 }
 # Other vectors of 16 lanes, as measured on a Xeon of 2023 or later: what `prefetchnta` brought was not there when it

@@ -25,8 +25,8 @@ from isogemm.base.tuning import set_tuning
 from isogemm.problem.settings import PLAIN
 
 USUAL = facts.usual()
-LEAST = Facts(0, 0, 1, 1, 0, 0, 0, 0.0, "least")
-MOST = Facts(64, 2**62, 2**62, 2**62, 2**62, 2**14, 2**62, 1e9, "most")
+LEAST = Facts(0, 0, 0, 1, 1, 0, 0, 0, 0.0, "least")
+MOST = Facts(64, 16, 2**62, 2**62, 2**62, 2**62, 2**14, 2**62, 1e9, "most")
 CHOICES = {
     "usual": USUAL,
     "least": LEAST,
@@ -196,6 +196,7 @@ def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) ->
     assert found.source == "measured"
     assert (found.gemv_rows, found.seen_bytes) == ((64, 2**18) if wins == 0 else (8, 2**24))
     assert (found.skinny_rows, found.skinny_depth) == ((512, 2048) if wins == 0 else (192, 256))
+    assert found.stream_rows == (16 if wins == 0 else 4)
     assert found.tile_ahead == (0 if wins == 0 else 2**13)
     assert found.block_depth == (1024 if wins == 0 else 512)
     assert found.serial == (2**23 if wins == 0 else 2**14)

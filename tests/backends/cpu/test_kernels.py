@@ -16,7 +16,7 @@ from isogemm.backends.cpu.emit.vectors import BFLOAT16, FLOAT32
 from isogemm.backends.cpu.gemm import execute
 from isogemm.backends.cpu.gemm.facts import SKINNY_ROWS, facts
 from isogemm.backends.cpu.gemm.gemv import GROUP
-from isogemm.backends.cpu.gemm.schedule import STREAM_ROWS
+from isogemm.backends.cpu.gemm.schedule import FEW_ROWS
 from isogemm.contract import reference
 from isogemm.problem.settings import PLAIN, Settings
 
@@ -61,7 +61,7 @@ WALKS = (
     Walk("gemv, last row", GEMV, 45, 83, "lines", ("gemv", *IN_PLACE)),
     Walk("gemv, several chunks", 5, 260, 700, "lines", ("gemv", *IN_PLACE)),
     Walk("stream, one row", 1, 67, 131, "rows", ("stream", *IN_PLACE)),
-    Walk("stream", STREAM_ROWS, 83, 45, "rows", ("stream", *IN_PLACE)),
+    Walk("stream", FEW_ROWS, 83, 45, "rows", ("stream", *IN_PLACE)),
     Walk("small, rows in place", 19, 45, 83, "rows", ("small", *IN_PLACE), ("f32",)),
     Walk("small, rows packed", 19, 45, 83, "rows", ("small", "in place", "block"), WIDE_A[1:]),
     Walk("small, lines packed", GEMV + 3, 45, 83, "lines", ("small", "in place", "block"), WIDE_A),
@@ -115,7 +115,7 @@ def test_every_m_to_beyond_the_last_few(stored: str, mix: str, chosen: Record) -
     want = product(a, w.T, out_dtype=dtype)
     for m in range(1, most + 1):
         check_gemm(a[:m], b, dtype, want=want[:m])
-    few = {"lines": GEMV, "rows": STREAM_ROWS, "packed": STREAM_ROWS}[stored]
+    few = {"lines": GEMV, "rows": FEW_ROWS, "packed": FEW_ROWS}[stored]
     assert [s.strategy == chosen[0].strategy for s in chosen] == [m <= few for m in range(1, most + 1)]
 
 

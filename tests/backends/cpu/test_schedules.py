@@ -16,7 +16,6 @@ from isogemm.backends.cpu.emit import descriptor as f
 from isogemm.backends.cpu.emit.target import target
 from isogemm.backends.cpu.gemm import quads, wide
 from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, _depth, check_legal
-from isogemm.backends.cpu.gemm.stream import MAX_ROWS as STREAM_LIMIT
 from isogemm.backends.cpu.gemm.tasks import task_for
 from isogemm.errors import LayoutError, OptionError
 
@@ -33,7 +32,7 @@ def legal(draw: st.DrawFn, m: int, n: int, k: int, mix: str, stored: str) -> Sch
     families = ["tiled"]
     if stored == "lines" and m:
         families.append("gemv")
-    if stored == "rows" and 0 < m <= STREAM_LIMIT:
+    if stored == "rows" and m:
         families.append("stream")
     strategy: Any = draw(st.sampled_from(families))
     threads = draw(st.integers(1, 4))
@@ -134,7 +133,7 @@ ROWS = replace(LINES, b_lines=False, b_rows=True)
 @pytest.mark.parametrize(
     ("problem", "schedule", "error"),
     [
-        (replace(ROWS, m=5), FEW, LayoutError),
+        (LINES, FEW, LayoutError),
         (replace(ROWS, b_bytes=2), replace(BLOCKS, b_mode="in place"), LayoutError),
         (
             replace(LINES, a_place=False), replace(BLOCKS, strategy="small", a_mode="in place", mr=CPU.mr_direct),

@@ -23,7 +23,7 @@ from ....base.tuning import get_tuning
 from ..emit.target import target
 
 # Routines for float32 that are timed; whoever has them all waits for no compiler.
-NEEDED = frozenset({"gemv", "gemv_groups", "quads", "panels", "pack", "tile_packed"})
+NEEDED = frozenset({"gemv", "gemv_groups", "quads", "stream", "panels", "pack", "tile_packed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Facts:
     """Thresholds between kernels."""
 
     gemv_rows: int  # rows up to which transposing weights in registers beats packing them
+    stream_rows: int  # rows that products of more than 96^3 take past rows of B [k, n], four at a time
     skinny_rows: int  # rows up to which panels of B [n, k] are used as soon as they are packed, and A packed at once
     skinny_depth: int  # of K, that such panels have, about
     block_depth: int  # of K, that the blocks of products with more rows have, about
@@ -41,17 +42,22 @@ class Facts:
     source: str = "usual"  # or "measured"
 
     @property
+    def stream_words(self) -> str:
+        """The rows that B [k, n] streams by, in words."""
+        return "4" + f", or {self.stream_rows} where M N K > 96^3" * (self.stream_rows > 4)
+
+    @property
     def skinny_words(self) -> str:
         """The rows of panels used at once, in words: those of B [k, n] besides, where they are others."""
         return f"{self.skinny_rows}" + f" with B stored [n, k], else {SKINNY_ROWS}" * (self.skinny_rows != SKINNY_ROWS)
 
     def __str__(self) -> str:
         return (
-            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; panels used as packed up to "
-            f"{self.skinny_rows} rows, {self.skinny_depth} of K at a time, blocks of {self.block_depth} beyond; "
-            "weights not asked for again up to "
-            f"{self.seen_bytes / 2**20:g} MiB; packed ones asked for {self.tile_ahead} bytes ahead; "
-            f"one thread below {self.serial} multiply-adds; "
+            f"{self.source}: transposed in registers up to {self.gemv_rows} rows; "
+            f"streamed by up to {self.stream_rows}; panels used as packed up to {self.skinny_rows} rows, "
+            f"{self.skinny_depth} of K at a time, blocks of {self.block_depth} beyond; "
+            f"weights not asked for again up to {self.seen_bytes / 2**20:g} MiB; "
+            f"packed ones asked for {self.tile_ahead} bytes ahead; one thread below {self.serial} multiply-adds; "
             f"ridge {self.ridge:.3g} flop/byte"
         )
 
@@ -78,7 +84,7 @@ measurer: Callable[[Facts], Facts] | None = None
 def usual() -> Facts:
     """The numbers where nothing is measured."""
     seen, ahead = _SEEN_BYTES.get(target().name, 2**22), _AHEAD.get(target().name, 0)
-    return Facts(_ROWS[target().width], SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH, seen, ahead, 48 * 1024, 7.0)
+    return Facts(_ROWS[target().width], 4, SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH, seen, ahead, 48 * 1024, 7.0)
 
 
 def facts() -> Facts:

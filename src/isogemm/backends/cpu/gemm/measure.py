@@ -34,9 +34,9 @@ def measure(usual: Facts) -> Facts:
     store = store[first : first + STORE // 4]
     try:
         found = _skinny(store, usual)
-        found = replace(found, gemv_rows=_gemv_rows(store, found), source="measured")
+        found = replace(found, gemv_rows=_gemv_rows(store, found), stream_rows=_stream_rows(store, found))
         found = replace(found, seen_bytes=_seen_bytes(store, usual), tile_ahead=_tile_ahead(store, usual))
-        found = replace(found, serial=_serial(usual), ridge=_ridge(store, usual))
+        found = replace(found, serial=_serial(usual), ridge=_ridge(store, usual), source="measured")
     finally:
         set_facts(usual)
     return found
@@ -73,6 +73,17 @@ def _gemv_rows(store: Array, usual: Facts) -> int:
     for rows in (12, 16, 24, 32, 48, 64):
         walked, packed = times([_product(rows, w, replace(usual, gemv_rows=r)) for r in (rows, 0)])
         if walked > packed * _margin(rows <= usual.gemv_rows):
+            break
+        best = rows
+    return best
+
+
+def _stream_rows(store: Array, usual: Facts) -> int:
+    """Where packing rows of B [k, n] begins to win, between 4 rows and 16."""
+    w, best = store[: 509 * 510].reshape(509, 510).T, 4
+    for rows in (8, 12, 16):
+        streamed, packed = times([_product(rows, w, replace(usual, stream_rows=r)) for r in (rows, 4)])
+        if streamed > packed * _margin(rows <= usual.stream_rows):
             break
         best = rows
     return best

@@ -14,7 +14,7 @@ from ....errors import LayoutError, OptionError
 from ..emit.target import Target
 from .facts import BLOCK_DEPTH, SKINNY_DEPTH, SKINNY_ROWS, facts
 
-STREAM_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
+FEW_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
 DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
 SHARED_BYTES = 16 * 2**20  # of weights that a cache may hold: a thread takes one share of them
@@ -80,9 +80,7 @@ def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
     walks = {
         "B prepared": (s.b_mode == "prepared") == p.prepared,
         "B's columns contiguous in k": not few or s.strategy != "gemv" or lines,
-        "B's rows contiguous in n, at most 4 rows of A": not few
-        or s.strategy != "stream"
-        or (rows and p.m <= STREAM_ROWS),
+        "B's rows contiguous in n": not few or s.strategy != "stream" or rows,
         "B in place: float32 with rows contiguous in n": few or s.b_mode != "in place" or (rows and p.b_bytes == 4),
         "A in place: float32": few or s.a_mode != "in place" or p.a_place,
     }
@@ -107,6 +105,11 @@ def check_legal(p: Problem, s: Schedule, cpu: Target) -> None:
 
 def _gemv(p: Problem, cpu: Target) -> bool:
     return p.b_lines and p.m <= facts().gemv_rows and not p.prepared and p.m * p.k <= DEEP
+
+
+def _stream(p: Problem, cpu: Target) -> bool:
+    few = p.m <= FEW_ROWS or (p.m <= facts().stream_rows and p.m * p.n * p.k > SMALL)
+    return p.b_rows and few and not p.prepared and p.m * p.k <= DEEP
 
 
 def _few_rows(p: Problem, threads: int, cpu: Target) -> Schedule:
@@ -153,7 +156,7 @@ def _prepared(p: Problem, threads: int, cpu: Target) -> Schedule:
     grid_m, grid_n = 1, _fine(p, threads, cpu)
     kc = p.k if p.m <= mr else _depth(p.k, BLOCK_DEPTH)
     return Schedule(
-        "gemv" if p.m <= STREAM_ROWS else "skinny",
+        "gemv" if p.m <= FEW_ROWS else "skinny",
         "in place" if in_place else "all", "prepared", mr, p.m, cpu.nr, kc, grid_m, grid_n, threads,
     )  # fmt: skip
 
@@ -202,10 +205,7 @@ class ScheduleBranch:
 
 TREE = (
     ScheduleBranch("M <= {0.gemv_rows}, B stored [n, k]", "gemv", _gemv, _few_rows),
-    ScheduleBranch(
-        f"M <= {STREAM_ROWS}, B stored [k, n]", "stream",
-        lambda p, cpu: p.b_rows and p.m <= STREAM_ROWS and not p.prepared and p.m * p.k <= DEEP, _few_rows,
-    ),
+    ScheduleBranch("M <= {0.stream_words}, B stored [k, n]", "stream", _stream, _few_rows),
     ScheduleBranch("B prepared", "gemv, skinny or tiled, on panels", lambda p, cpu: p.prepared, _prepared),
     ScheduleBranch(
         "M N K <= 96^3, A of float32", "small", lambda p, cpu: p.a_place and p.m * p.n * p.k <= SMALL, _small

@@ -12,7 +12,7 @@ from .gemv import GROUP
 from .micro import NR, WIDTH
 from .quads import IN_CACHE
 from .routines import call7, call10
-from .stream import DEPTH
+from .stream import ASKS, CONTINUES, DEPTH, MAX_ROWS, NEAR_BYTES
 
 LINE = 16  # fp32 in a cache line
 
@@ -97,16 +97,20 @@ def _in_turns(d, rows, acc, acc_rs, x, x_rs, w, count, turns):
 
 @njit
 def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):
-    k, load_c = d[f.K], d[f.START]
-    b = d[f.B] + n0 * d[f.B_CS]
-    whole = k // DEPTH * DEPTH
-    for kk in range(0, whole, DEPTH):
-        call10(d[f.FEW], rows, 1, acc, acc_rs, x + kk * 4, x_rs, b + kk * d[f.B_RS], d[f.B_RS], columns, load_c)
-        load_c = 1
-    for kk in range(whole, k):
-        call10(d[f.FEW], rows, 0, acc, acc_rs, x + kk * 4, x_rs, b + kk * d[f.B_RS], d[f.B_RS], columns, load_c)
-        load_c = 1
-    if load_c == 0:  # k = 0: the empty sum
+    """Rows of B pass by, DEPTH at a time and the last ones alone, each past all rows of x."""
+    k, start = d[f.K], d[f.START]
+    asks = ASKS if d[f.SEEN] != 1 and (rows > 2 or DEPTH * d[f.B_RS] <= NEAR_BYTES) else 0
+    whole, kk = k // DEPTH * DEPTH, types.int64(0)
+    while kk < k:
+        deep = 1 if kk < whole else 0
+        b, flags = d[f.B] + n0 * d[f.B_CS] + kk * d[f.B_RS], start | asks
+        for i in range(0, rows, MAX_ROWS):
+            to, of, some = acc + i * acc_rs, x + i * x_rs + kk * 4, min(MAX_ROWS, rows - i)
+            call10(d[f.FEW], some, deep, to, acc_rs, of, x_rs, b, d[f.B_RS], columns, flags)
+            flags = start  # what was asked for once is on its way
+        start = CONTINUES
+        kk += DEPTH if deep != 0 else 1
+    if start == 0:  # k = 0: the empty sum
         for i in range(rows):
             for j in range(columns):
                 poke32(acc + i * acc_rs + j * 4, 0)

@@ -20,23 +20,28 @@ from .gemv import store_columns
 WIDTH = target().width
 DEPTH = 8
 MAX_ROWS = 4  # beside them DEPTH broadcasts each stay in registers
+CONTINUES, ASKS = 1, 2  # flags: sums go on from what is there; the next DEPTH rows of B are asked for
+NEAR_BYTES = 2**15  # of DEPTH rows, up to which one row of x and two ask as well: more come as soon unasked
 
 
 def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]) -> None:
-    acc, acc_rs, x, x_rs, b, b_rs, columns, load_c = args
+    acc, acc_rs, x, x_rs, b, b_rs, columns, flags = args
     size = ELEMENT_BYTES[element]
     inputs = [
         [e.splat(e.load(e.at(x, e.b.mul(x_rs, e.i64(i)), u * F32_BYTES), F32)) for u in range(depth)]
         for i in range(rows)
     ]
     lines = [e.at(b, e.b.mul(b_rs, e.i64(u))) for u in range(depth)]
-    fresh = e.b.icmp_signed("==", load_c, e.i64(0))
+    fresh = e.b.icmp_signed("==", e.b.and_(flags, e.i64(CONTINUES)), e.i64(0))
 
-    def strip(j: Any, count: Any) -> None:
+    def strip(j: Any, count: Any, asks: bool) -> None:
         offset = e.times(j, F32_BYTES)
         targets = [e.at(acc, e.b.mul(acc_rs, e.i64(i)), offset) for i in range(rows)]
         values = [e.load(t, e.vec) if count is None else e.masked_load(t, count, e.vec, 4) for t in targets]
         values = [e.b.select(fresh, ir.Constant(e.vec, None), v) for v in values]
+        if asks:
+            for line in lines:
+                e.prefetch(e.at(line, e.times(j, size), e.times(b_rs, depth)))
         for u in range(depth):
             column = e.load_widened(e.at(lines[u], e.times(j, size)), element, count)
             values = [e.fma(inputs[i][u], column, values[i]) for i in range(rows)]
@@ -47,15 +52,17 @@ def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]
                 store_columns(e, e.canonical(value), t, count)
 
     whole = e.b.and_(columns, e.i64(-WIDTH))
-    with e.loop(whole, step=WIDTH) as j:
-        strip(j, None)
+    with e.b.if_else(e.b.icmp_signed(">=", flags, e.i64(ASKS))) as (from_memory, from_cache):
+        for block, asks in ((from_memory, True), (from_cache, False)):
+            with block, e.loop(whole, step=WIDTH) as j:
+                strip(j, None, asks)
     rest = e.b.sub(columns, whole)
     with e.b.if_then(e.b.icmp_signed(">", rest, e.i64(0))):
-        strip(whole, rest)
+        strip(whole, rest, asks=False)
 
 
 @intrinsic(prefer_literal=True)
-def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):
+def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, flags):
     """DEPTH rows of B (one when `deep` is 0) into `rows` accumulator rows; `element` is a constant of the routine."""
     code = element.literal_value
 

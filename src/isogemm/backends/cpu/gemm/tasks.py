@@ -231,6 +231,8 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
         stays = nbytes <= facts().seen_bytes and fits_in_cache(m, line, element)
         row[f.SEEN], row[f.FROM_MEMORY] = 0 if stays else f.NEVER_SEEN, from_memory(m, line, of_row, element)
         return f.QUADS
+    if s.strategy == "stream":
+        row[f.SEEN] = 0 if nbytes <= facts().seen_bytes else f.NEVER_SEEN
     return _STRATEGIES[s.strategy]
 
 

@@ -2,6 +2,7 @@
 
     python -m tools.time_kernels --seed 3 --count 200 --out timings.jsonl
     python -m tools.time_kernels --seed 4 --most-rows 512 --types bfloat16,float16 --multiples 8 --out few.jsonl
+    python -m tools.time_kernels --seed 5 --count 900 --multiples 8 --least-k 8192 --most-blocks 132 --out long.jsonl
     python -m tools.time_kernels --regret timings.jsonl        # of a file, without timing anything
 
 The first line is the machine's stamp; then a line for each product: microseconds by family and configuration, of those
@@ -43,7 +44,10 @@ def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--most-rows", type=int, default=8192, help="products with more are left out")
+    parser.add_argument("--least-rows", type=int, default=1, help="products with fewer are left out")
+    parser.add_argument("--most-rows", type=int, default=8192, help="and with more")
+    parser.add_argument("--most-blocks", type=int, default=1 << 30, help="of 64 x 64 of the output")
+    parser.add_argument("--least-k", type=int, default=1)
     parser.add_argument("--types", default="bfloat16,float16,float32", help="of operands; others are left out")
     parser.add_argument("--layout", choices=("NT", "NN", "TN"), help="of operands, in place of the drawn ones")
     parser.add_argument("--multiples", type=int, default=1, help="of which N and K have to be")
@@ -54,8 +58,9 @@ def main(words: list[str] | None = None) -> int:
     if given.regret is None:
         drawn = [replace(x, bias=False) for x in cases([RANDOM], seed=given.seed, count=given.count)]
         types = given.types.split(",")
-        drawn = [x for x in drawn if x.m <= given.most_rows and x.dtype in types and x.work.flops < MOST_FLOPS]
-        drawn = [x for x in drawn if x.n % given.multiples == x.k % given.multiples == 0]
+        drawn = [x for x in drawn if given.least_rows <= x.m <= given.most_rows and x.dtype in types and x.work.flops < MOST_FLOPS]
+        drawn = [x for x in drawn if x.n % given.multiples == x.k % given.multiples == 0 and x.k >= given.least_k]
+        drawn = [x for x in drawn if -(-x.m // 64) * -(-x.n // 64) <= given.most_blocks]
         drawn = [replace(x, layout=given.layout or x.layout) for x in drawn]
         measure(drawn, given.seed, given.seconds, given.out)
     print(regret([json.loads(line) for line in (given.regret or given.out).read_text().splitlines()[1:]]))

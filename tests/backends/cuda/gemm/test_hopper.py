@@ -304,12 +304,14 @@ def _launch(config: str, product: Product, at: Addresses) -> None:
 
 
 def _run(config: str, a: Any, b: Any, out_dtype: str, contract: Contract, **extra: Any) -> Any:
-    """a @ b by one configuration, into an output full of NaN."""
+    """a @ b by one configuration, into an output full of NaN, or into the C that it starts from."""
     from tests.backends.cuda.device import DTYPES, NAMES, torch
     from tests.backends.cuda.forced import strides
 
     c, bias = extra.pop("c", None), extra.pop("bias", None)
     out = torch.full((a.shape[0], b.shape[1]), float("nan"), dtype=DTYPES[out_dtype], device="cuda")
+    if extra.pop("in_place", False):
+        out = c
     if extra.pop("transposed", False):
         out = torch.full(out.shape[::-1], float("nan"), dtype=out.dtype, device="cuda").T
     product = Product(
@@ -387,6 +389,25 @@ def test_walks_that_start_from_c(config, contract):
             same(got, expected(a, b, str(contract), c=c, out_dtype="float32"), config)
             ran += 1
     assert bool(ran) != (config in NARROW)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("size", [(205, 333), (264, 456)])
+def test_what_tiles_at_the_end_have_in_common_is_added_once(config, size):
+    """Those that would reach beyond it are walked further back, and blocks of a cluster that have nothing are as well.
+
+    Into C, ten times: what one tile stores another may not have read.
+    """
+    from tests.backends.cuda.device import draw, expected, same
+
+    m, n = size
+    a, b = _matrix(m, 600, "bfloat16", "N", 1), _matrix(600, n, "bfloat16", "T", 2)
+    c = draw((m, n), "float32", 3, special=True)
+    want = expected(a, b, str(CHAIN), c=c, out_dtype="float32")
+    for _ in range(10):
+        got = _run(config, a, b, "float32", CHAIN, c=c.clone(), accumulate=True, in_place=True)
+        same(got, want, config)
 
 
 @pytest.mark.gpu

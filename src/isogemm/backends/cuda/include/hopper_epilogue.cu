@@ -9,6 +9,9 @@ struct Epilogue {
   i64 out_ld, out_batch, c_row, c_col, c_batch, bias_step;
   int rows, cols;
   float alpha, beta;
+  int first_row = 0, first_col = 0;  // of what a tile stores: one that is walked further back has others before them
+  __device__ __forceinline__ bool row(int r) const { return r >= first_row && r < rows; }
+  __device__ __forceinline__ bool col(int c) const { return c >= first_col && c < cols; }
 };
 struct Tile { int row, col, item; };
 
@@ -128,12 +131,12 @@ DEVICE void store_half_rows(const Epilogue& e, u8* out, float (&v)[BN / 2], int 
         for (int i = 0; i < 4; ++i) w[i] = pack(v[(4 * (j + i) + 2 * h) % (BN / 2)], v[(4 * (j + i) + 2 * h + 1) % (BN / 2)]);
         transpose_quad(w, lane);
         const int c = col + 8 * (j + q);
-        if (r < e.rows) store_words(line + 2 * c, w, e.cols - c);
+        if (e.row(r) && c >= e.first_col) store_words(line + 2 * c, w, e.cols - c);
       } else {
 #pragma unroll
         for (int i = j; i < j + 4 && i < BN / 8; ++i) {
           const int c = col + 8 * i + 2 * q;
-          if (r < e.rows) store_word(line + 2 * c, pack(v[4 * i + 2 * h], v[4 * i + 2 * h + 1]), e.cols - c);
+          if (e.row(r) && c >= e.first_col) store_word(line + 2 * c, pack(v[4 * i + 2 * h], v[4 * i + 2 * h + 1]), e.cols - c);
         }
       }
     }
@@ -154,12 +157,12 @@ DEVICE void store_half_columns(const Epilogue& e, u8* out, float (&v)[BN / 2], i
     if (VECTOR && j + 2 <= BN / 8) {
       transpose_quad(w, lane);
       const int c = col + 8 * (j + (q >> 1)) + p, r = top + 8 * (q & 1);
-      if (c < e.cols) store_words(out + 2 * (c * e.out_ld + r), w, e.rows - r);
+      if (e.col(c) && r >= e.first_row) store_words(out + 2 * (c * e.out_ld + r), w, e.rows - r);
     } else {
 #pragma unroll
       for (int i = 0; i < 4 && j + i / 2 < BN / 8; ++i) {
         const int c = col + 8 * (j + i / 2) + p, r = top + 8 * (i & 1) + 2 * q;
-        if (c < e.cols) store_word(out + 2 * (c * e.out_ld + r), w[i], e.rows - r);
+        if (e.col(c) && r >= e.first_row) store_word(out + 2 * (c * e.out_ld + r), w[i], e.rows - r);
       }
     }
   }
@@ -181,7 +184,7 @@ DEVICE void store_float_rows(const Epilogue& e, u8* out, float (&v)[BN / 2], int
         const float x = __shfl_xor_sync(~0u, odd ? v[i] : v[k], 1), y = __shfl_xor_sync(~0u, odd ? v[i + 1] : v[k + 1], 1);
         const float4 four = odd ? make_float4(x, y, v[k], v[k + 1]) : make_float4(v[i], v[i + 1], x, y);
         const int c = col + 8 * (j + odd) + 2 * (q & 2);
-        if (r < e.rows) {
+        if (e.row(r) && c >= e.first_col) {
           if (c + 4 <= e.cols) {
             __stcs((float4*)(line + c), four);
           } else {
@@ -194,8 +197,8 @@ DEVICE void store_float_rows(const Epilogue& e, u8* out, float (&v)[BN / 2], int
 #pragma unroll
         for (int b = 0; b < 2 && j + b < BN / 8; ++b) {
           const int c = col + 8 * (j + b) + 2 * q, at = (i + 4 * b) % (BN / 2);
-          if (r < e.rows && c < e.cols) line[c] = v[at];
-          if (r < e.rows && c + 1 < e.cols) line[c + 1] = v[at + 1];
+          if (e.row(r) && e.col(c)) line[c] = v[at];
+          if (e.row(r) && e.col(c + 1)) line[c + 1] = v[at + 1];
         }
       }
     }
@@ -207,7 +210,7 @@ DEVICE void store_float_columns(const Epilogue& e, u8* out, float (&v)[BN / 2], 
 #pragma unroll
   for (int i = 0; i < BN / 2; ++i) {
     const int r = row + 8 * ((i >> 1) & 1), c = col + 8 * (i >> 2) + (i & 1);
-    if (r < e.rows && c < e.cols) ((float*)out)[c * e.out_ld + r] = v[i];
+    if (e.row(r) && e.col(c)) ((float*)out)[c * e.out_ld + r] = v[i];
   }
 }
 

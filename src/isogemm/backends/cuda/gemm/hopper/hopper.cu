@@ -12,6 +12,8 @@
 //            a ring of STAGES buffers of KS * 128 bytes of K. PINGPONG: the two consumers own alternate tiles, so that
 //            one's epilogue hides behind the other's products; else they share a tile of BM rows.
 // Short      a tile of 16 or 32 rows is one block of 64 whose other rows are nobody's: neither loaded nor stored.
+// Edges      lines outside of an operand take longer than those inside of it. What would reach beyond the end is walked further
+//            back, over lines that others have too, and stores what is its own.
 // Copies     of one chunk of 64 of K or, where X_WHOLE or Y_WHOLE, of all that a block loads of a stage.
 // Clusters   CM x CN blocks take neighbouring tiles. Blocks in a row of it share X and each loads 1 / CN of it for all of them;
 //            blocks in a column share Y. A buffer is free once the consumers of every block that shares either have left it.
@@ -43,6 +45,17 @@ struct Grid {
     return {((first + in % high) * CM + (int)rank % CM) * BM, (in / high * CN + (int)rank / CM) * BN, item};
   }
 };
+
+// Where a tile is walked: not beyond the last place from which it reaches the end, in steps that keep lines and stores whole.
+// Where a tile's own place would cost a walk registers that it has not, it is walked there.
+constexpr bool BACK = MW * NACC < 192;
+constexpr int X_STEP = X_MN ? X_LINE : 8, Y_STEP = Y_MN && BN % 64 == 0 ? 64 : 8;
+DEVICE Tile walked(Tile t, int rows, int cols) {
+  if (!BACK) return t;
+  const int far_x = (rows - BM + X_STEP - 1) & -X_STEP, far_y = (cols - BN + Y_STEP - 1) & -Y_STEP;
+  const int dx = (far_x & ~(far_x >> 31)) - t.row, dy = (far_y & ~(far_y >> 31)) - t.col;  // `min` has no uniform registers
+  return {t.row + (dx & dx >> 31), t.col + (dy & dy >> 31), t.item};
+}
 
 // All products of a stage, in ascending order of K, and what else there is to do. A warpgroup that is alone issues an
 // instruction when the one before is nearly done: what lies between two of them is free, what lies between stages is not.
@@ -200,7 +213,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
       for (int i = 0; i < CM; ++i) mask_y |= 1 << (rank / CM * CM + i);
       u32 stage = 0, parity = 1;
       for (int t = cluster_id(); t < grid.count(); t += cluster_count()) {
-        const Tile tile = grid[t];
+        const Tile tile = walked(grid[t], rows, cols);
         for (int i = 0; i < iters; ++i) {
           const u32 bar = full + 8 * stage, at = ring + stage * STAGE_BYTES;
           barrier_wait(empty + 8 * stage, parity);
@@ -238,7 +251,8 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     total.rest = ring + STAGES * STAGE_BYTES + 16 * threadIdx.x;
 #endif
     for (int t = cluster_id() + (PINGPONG ? warpgroup * cluster_count() : 0); t < grid.count(); t += step) {
-      const Tile tile = grid[t];
+      const Tile own = grid[t], tile = walked(own, rows, cols);
+      if (BACK) e.first_row = own.row, e.first_col = own.col;
       const int row = tile.row + 64 * block;
       if (BM < 64) e.rows = min(rows, tile.row + BM);
       Bias held[MW];  // where the walk leaves registers, the bias comes while it goes on

@@ -58,7 +58,11 @@ def main(words: list[str] | None = None) -> int:
     if given.regret is None:
         drawn = [replace(x, bias=False) for x in cases([RANDOM], seed=given.seed, count=given.count)]
         types = given.types.split(",")
-        drawn = [x for x in drawn if given.least_rows <= x.m <= given.most_rows and x.dtype in types and x.work.flops < MOST_FLOPS]
+        drawn = [
+            x
+            for x in drawn
+            if given.least_rows <= x.m <= given.most_rows and x.dtype in types and x.work.flops < MOST_FLOPS
+        ]
         drawn = [x for x in drawn if x.n % given.multiples == x.k % given.multiples == 0 and x.k >= given.least_k]
         drawn = [x for x in drawn if -(-x.m // 64) * -(-x.n // 64) <= given.most_blocks]
         drawn = [replace(x, layout=given.layout or x.layout) for x in drawn]

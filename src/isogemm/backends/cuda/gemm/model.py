@@ -53,6 +53,7 @@ class Tiling(NamedTuple):
     store: float  # cycles of a tile's epilogue
     stores: int  # epilogues that nothing hides
     late: bool = False  # the next launch's blocks come when these have all of their operands
+    room: int = 0  # blocks that run at once, where that is not the number of multiprocessors: in clusters
 
 
 def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:
@@ -77,7 +78,7 @@ def intake(cut: Tiling, gpu: Gpu) -> float:
     if cut.late:
         return float(share**LATE)
     if cut.waves == 1 and cut.tiles <= gpu.multiprocessors:
-        return gpu.multiprocessors // cut.tiles * share * min(1.0, cut.tiles / ENOUGH)
+        return (cut.room or gpu.multiprocessors) // cut.tiles * share * min(1.0, cut.tiles / ENOUGH)
     return share
 
 

@@ -126,7 +126,7 @@ STORE, EPILOGUE, CLUSTER = 9.18, 840.0, 1000.0
 START, COLUMN = 4.91, 0.6175  # cycles of an instruction, and of each of its columns
 TWO = 0.076  # of those more, where two warpgroups share a tile of 256 rows, two blocks of 64 each
 # Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
-REFILL, SHARED_REFILL = 1851.0, 1.10
+REFILL, SHARED_REFILL = 2000.0, 1.10
 CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken back
 # Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it, and
 # less where those are walked one after the other; more of one that goes to several multiprocessors of a cluster.
@@ -167,6 +167,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         + CLUSTER * (c.cluster > 1),
         stores=1 if c.pingpong else waves,
         late=late(c, tiles * c.cluster, gpu.multiprocessors),
+        room=resident(c, gpu.multiprocessors) // c.occupancy * c.cluster,
     )
     ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped + LONG * long
     return microseconds(p, cut, gpu) * (1 + ties + TREE * (p.contract.order.kind == "tree"))

@@ -28,7 +28,7 @@ from .quads import MAX_ROWS as QUADS_ROWS
 from .quads import columns_at_once, fits, fits_in_cache, from_memory
 from .routines import made, routine
 from .run_chunk import run_chunk
-from .schedule import Problem, Schedule, check_legal, schedule
+from .schedule import SHARED_BYTES, Problem, Schedule, check_legal, schedule
 from .skinny import few_rows_scratch
 
 Array = NDArray[Any]
@@ -220,10 +220,11 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
     m, line, element = int(row[f.M]), int(row[f.B_CS]), int(row[f.B_E])
     of_row = int(row[f.K]) * (4 if element == FLOAT32 else 2)
     nbytes, few = int(row[f.N]) * of_row, s.strategy in _STRATEGIES
+    shared = 0 if nbytes <= SHARED_BYTES else f.NEVER_SEEN
     if s.b_mode == "prepared":
         if few and panels.serves(m, nbytes):
             return f.PANELS
-        row[f.SEEN], row[f.FROM_MEMORY] = 0 if nbytes <= facts().seen_bytes else f.NEVER_SEEN, facts().tile_ahead
+        row[f.SEEN], row[f.FROM_MEMORY] = shared, facts().tile_ahead
         return f.TILED
     if not few:
         return f.TILED
@@ -231,8 +232,7 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
         stays = nbytes <= facts().seen_bytes and fits_in_cache(m, line, element)
         row[f.SEEN], row[f.FROM_MEMORY] = 0 if stays else f.NEVER_SEEN, from_memory(m, line, of_row, element)
         return f.QUADS
-    if s.strategy == "stream":
-        row[f.SEEN] = 0 if nbytes <= facts().seen_bytes else f.NEVER_SEEN
+    row[f.SEEN] = shared
     return _STRATEGIES[s.strategy]
 
 

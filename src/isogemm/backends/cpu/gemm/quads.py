@@ -1,4 +1,4 @@
-"""One to four rows against weights stored [n, k], in place: many chains at once, weights transposed four k at a time.
+"""Few rows against weights stored [n, k], in place: many chains at once, weights transposed four k at a time.
 
     acc[i, j] = fma(x[i, k], w[j, k], acc[i, j])        k ascending
 
@@ -25,16 +25,16 @@ from . import turn, wide
 from .turn import Asks
 
 WIDTH = min(8, target().width)
-MAX_ROWS = 4
 QUAD = 4  # 32-bit lanes that one transposition takes from each weight row
 STEPS = 4  # transpositions in one turn of the loop: a cache line of each weight row
+MAX_ROWS = 4
 # Vectors of columns at once, by rows of x: as many as the compiler keeps in 32 registers, or in 16.
 BLOCKS = {1: 3, 2: 3, 3: 2, 4: 2} if target().width == 16 else {1: 2, 2: 2, 3: 2, 4: 1}
 IN_ORDER = target().x86 and target().width >= turn.WIDTH  # one row of float32 has a turn of its own
 if IN_ORDER:
     BLOCKS[1] = turn.BLOCKS
 GOES_ON = IN_ORDER and turn.WAY.goes_on
-WIDE = IN_ORDER and turn.WAY.wide and target().width == wide.LANES  # and that one vectors of 16 lanes
+WIDE = IN_ORDER and turn.WAY.wide and target().width == wide.LANES  # and several rows, in vectors of 16 lanes
 FROM_MEMORY = 2 if GOES_ON else BLOCKS[1]  # vectors at once, for one row of float32 where they may lie there
 # While a strip is walked the next one is asked for, into the second-level cache, if it has room for both. Asked for by
 # some hundred bytes ahead in each row, weights came from memory at two thirds of that speed: short rows end before.
@@ -52,12 +52,19 @@ SET_BYTES, CACHE_WAYS = 4096, 8  # lines so far apart fall into one set of a fir
 LINES = 3  # of each weight row that are there at once: the one that is read, and those that were asked for
 
 
+def most_rows(element: int) -> int:
+    """Up to how many rows of x go past a strip at once."""
+    return turn.WAY.rows if lanes(element) > WIDTH else MAX_ROWS
+
+
 def fits(rows: int, line: int, row: int, element: int) -> bool:
     """Whether this is the faster walk for weight rows of `row` bytes, `line` bytes apart.
 
     Where the next strip cannot be asked for, vectors of 16 lanes bring weights sooner: a whole line at a time. Where
     all lines fall into one set, three rows and more are walked so.
     """
+    if not 0 < rows <= most_rows(element):
+        return False
     if lanes(element) > WIDTH:
         return _stays_wide(line) or (turn.WAY.alone and not (rows > 2 and line % SET_BYTES == 0))
     at_once = (FROM_MEMORY if _is_in_order(rows, element) else BLOCKS[rows]) * WIDTH
@@ -247,7 +254,7 @@ class _Columns:
         self.in_order, self.is_wide = _is_in_order(rows, element), e.width > WIDTH
         self.multiples = turn.multiples(e, line) if self.in_order or self.is_wide else ()
         self.lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
-        self.ahead = distance(e, e.times(line, BLOCKS[rows] * WIDTH), AHEAD_BYTES, flags)
+        self.ahead = distance(e, e.times(line, BLOCKS.get(rows, 1) * WIDTH), AHEAD_BYTES, flags)
         self.in_cache = e.b.icmp_signed(">=", flags, e.i64(IN_CACHE))
         self.near = wide.near(e, self.flags, (NARROW, IN_CACHE)) if self.is_wide else None
 
@@ -283,6 +290,8 @@ class _Columns:
             turned = e.times(wide.threes(e, self.columns, self.line, self.in_cache), 3 * e.width)
             self._strips(3, end=e.minimum(turned, self.columns))
             self._strips(2, start=turned)
+        elif self.rows > wide.PAIRED_ROWS:
+            self._strips(1)
         else:
             turned = wide.pairs(e, self.columns)
             self._strips(2, end=turned)
@@ -372,10 +381,10 @@ def _store_some(e: Emitter, places: list[Any], sums: list[list[Any]], skip: Any,
 
 @intrinsic(prefer_literal=True)
 def quad_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
-    """out[rows <= MAX_ROWS, columns] for any number of weight rows; `element` is a constant of the compiled routine."""
+    """out[rows <= most_rows(element), columns] for any number of weight rows; `element` is a routine's constant."""
     code = element.literal_value
     emit = for_numbers(
-        f"isogemm_quads_{code}", range(1, MAX_ROWS + 1), lambda e, n, xs: _Columns(e, code, n, xs).emit(),
+        f"isogemm_quads_{code}", range(1, most_rows(code) + 1), lambda e, n, xs: _Columns(e, code, n, xs).emit(),
         width=lanes(code),
     )  # fmt: skip
     return types.void(element, *[types.int64] * 10), emit

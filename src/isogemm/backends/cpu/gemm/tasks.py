@@ -24,7 +24,6 @@ from .facts import facts, learn_facts
 from .gemv import GROUP
 from .loops import scratch_bytes
 from .packed import PackedWeight
-from .quads import MAX_ROWS as QUADS_ROWS
 from .quads import columns_at_once, fits, fits_in_cache, from_memory
 from .routines import made, routine
 from .run_chunk import run_chunk
@@ -228,7 +227,7 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
         return f.TILED
     if not few:
         return f.TILED
-    if s.strategy == "gemv" and 0 < m <= QUADS_ROWS and fits(m, line, of_row, element):
+    if s.strategy == "gemv" and fits(m, line, of_row, element):
         stays = nbytes <= facts().seen_bytes and fits_in_cache(m, line, element)
         row[f.SEEN], row[f.FROM_MEMORY] = 0 if stays else f.NEVER_SEEN, from_memory(m, line, of_row, element)
         return f.QUADS

@@ -40,7 +40,9 @@ class TurnWay:
         asked for instead, from one end to the other: what follows a row finds its end too soon.
     wide : bool
         Vectors have 16 lanes where the processor has such: `wide` has the instructions, in the place of these, and for
-        up to four rows of x.
+        more rows of x.
+    rows : int
+        So many of those at most, four or eight.
     alone : bool
         In `wide`, weight rows that push one another out of the first-level cache are walked one vector at a time, and
         asked for further ahead: what comes then goes before it is used, and the second-level cache has it.
@@ -56,6 +58,7 @@ class TurnWay:
     goes_on: bool = False
     short: int = 0
     wide: bool = False
+    rows: int = 4
     alone: bool = False
     hint: str = "t0"
     in_a_set: int = 12
@@ -69,7 +72,7 @@ class TurnWay:
 WAYS = {
     "znver3": TurnWay(blends=True, goes_on=True, short=1536),
     "znver4": TurnWay(),
-    "znver5": TurnWay(wide=True, alone=True, hint="nta", packed_ahead=1024),
+    "znver5": TurnWay(wide=True, rows=8, alone=True, hint="nta", packed_ahead=1024),
     **dict.fromkeys(("knl", "knm"), TurnWay()),  # have not all of the instructions in `wide`
 }
 # Other vectors of 16 lanes, as measured on a Xeon of 2023 or later: what `prefetchnta` brought was not there when it

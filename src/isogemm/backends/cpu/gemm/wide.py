@@ -28,7 +28,7 @@ TWO_SETS = 2048  # bytes: rows a multiple of that apart fall into two sets of th
 # Registers: the compiler has the first ones for sums; then what is loaded and transposed. One row of x has the last
 # ones, each element in all lanes; several are added from memory.
 REGISTERS, X = 32, range(24, 32)
-X_OPERANDS = {1: 1, 2: 2, 3: 2, 4: 3}
+PAIRED_ROWS = 5  # of x, up to which there are registers for the sums of two blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class _Turn:
     masked: bool
 
     # Operands: sums out, sums in (tied), bases of eight weight rows, x (its first row, of several the bytes between
-    # them, the fourth row), multiples of the line, then bytes ahead, or the masks.
+    # them, the fourth row and the seventh), multiples of the line, then bytes ahead, or the masks.
     @property
     def sums(self) -> int:
         return self.rows * self.blocks
@@ -55,7 +55,7 @@ class _Turn:
 
     @property
     def _lines(self) -> int:
-        return self._x + X_OPERANDS[self.rows]
+        return self._x + min(self.rows, 2) + (self.rows - 1) // 3
 
     @property
     def _last(self) -> int:
@@ -111,8 +111,9 @@ class _Turn:
 
     def _element(self, row: int, k: int) -> str:
         """Element k of a row of x."""
-        place = (f"${self._x}", f"${self._x},${self._x + 1}", f"${self._x},${self._x + 1},2", f"${self._x + 2}")[row]
-        return f"{F32_BYTES * k}({place})"
+        third, steps = divmod(row, 3)
+        base, between = f"${self._x + third + (third > 0)}", f",${self._x + 1},{steps}" if steps else ""
+        return f"{F32_BYTES * k}({base}{between})"
 
     def _asked(self, unit: int) -> list[str]:
         """The lines ahead of eight rows."""
@@ -191,7 +192,7 @@ def walk(e: Emitter, sums: list[list[Any]], w: Weights, x: list[Any], x_rs: Any,
 
     def take(x: list[Any], x_rs: Any, depth: int, last: list[Any], *, masked: bool) -> None:
         bases, turn = [e.b.load(slot, typ=I64) for slot in at], _Turn(len(x), blocks, masked)
-        places = [*bases, x[0], *[x_rs][: len(x) - 1], *x[3:], *w.lines, *last]
+        places = [*bases, x[0], *[x_rs][: len(x) - 1], *x[3::3], *w.lines, *last]
         for value, slot in zip(_sums_after(e, turn, slots, places), slots, strict=True):
             e.b.store(value, slot)
         for base, slot in zip(bases, at, strict=True):

@@ -49,7 +49,7 @@ BREAKS = (
     ),
     Break(
         "each K panel from zero, then added", "panels", "backends/cpu/gemm/loops.py",
-        "CONTINUES if (not first_panel or d[f.START] != 0) else 0", "CONTINUES if d[f.START] != 0 else 0",
+        "f.CONTINUES if (not first_panel or d[f.START] != 0) else 0", "f.CONTINUES if d[f.START] != 0 else 0",
     ),
     Break(
         "columns of a tile of weights in descending order", "gemv", "backends/cpu/gemm/gemv.py",

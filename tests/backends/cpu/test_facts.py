@@ -32,7 +32,7 @@ CHOICES = {
     "least": LEAST,
     "most": MOST,
     "packed early": replace(USUAL, gemv_rows=3, serial=0),
-    "asked for": replace(MOST, seen_bytes=0),
+    "asked for": replace(MOST, seen_bytes=0, tile_ahead=2**13 + 1),
     "shallow": replace(MOST, gemv_rows=3, skinny_depth=8),
 }
 
@@ -61,7 +61,8 @@ def never(usual: Facts) -> Facts:
 @pytest.mark.parametrize("name", CHOICES)
 def test_no_choice_reaches_a_bit(name: str) -> None:
     facts.set_facts(CHOICES[name])
-    for m, n, k in ((1, 71, 43), (1, 259, 130), (2, 130, 37), (4, 97, 64), (7, 150, 129), (30, 66, 75), (200, 40, 33)):
+    few = (1, 71, 43), (1, 259, 130), (2, 130, 37), (4, 97, 64), (7, 150, 129), (13, 67, 1031), (12, 300, 257)
+    for m, n, k in (*few, (30, 66, 75), (200, 40, 33)):
         x, w = values((m, k), seed=1, special=True), values((n, k), seed=2)
         wanted, packed = product(x, w.T), isogemm.pack(w)
         for _ in range(3):  # the same weights again are not asked for
@@ -70,6 +71,11 @@ def test_no_choice_reaches_a_bit(name: str) -> None:
             out = np.full((m, n), np.nan, F32)
             execute.gemm(x, w.T, out, PLAIN)
             assert_same(out, wanted)
+        assert_same(isogemm.matmul(x, np.ascontiguousarray(w.T)), wanted)
+        c = values((m, n), seed=3)
+        out = c.copy()
+        execute.gemm(x, packed, out, PLAIN._replace(accumulate=True), c=out)
+        assert_same(out, product(x, w.T, c=c, accumulate=True))
 
 
 def test_choices_choose() -> None:
@@ -90,6 +96,17 @@ def test_choices_choose() -> None:
         row = task_for(values((300, 100)), values((64, 100)).T, np.empty((300, 64), F32), None, 1).rows[1]
         blocks[name] = int(row[f.A_MODE]), int(row[f.KC])
     assert blocks == {"usual": (f.PACK_BLOCK, 100), "shallow": (f.PACK_ALL, 9)}
+    b, large = np.ascontiguousarray(values((300, 256))), isogemm.pack(np.zeros((4100, 1030), F32))
+    streams, asks = {}, []
+    for name in ("usual", "most", "asked for"):
+        facts.set_facts(CHOICES[name])
+        few = [task_for(rows[:, :k], b[:k], out, None, 2).rows[1, f.STRATEGY] for k in (300, 40)]
+        streams[name] = [int(strategy) == f.STREAM for strategy in few]
+    assert streams == {"usual": [False] * 2, "most": [True, False], "asked for": [True, False]}  # where it is not small
+    for weight in (isogemm.pack(w), large):
+        row = task_for(values((12, weight.shape[1])), weight, np.empty((12, weight.shape[0]), F32), None, 2).rows[1]
+        asks.append((int(row[f.SEEN]), int(row[f.FROM_MEMORY])))
+    assert asks == [(0, 2**13), (f.NEVER_SEEN, 2**13)]
     assert walks("most") == [f.QUADS, f.GEMV, 0, False]
     assert walks("least") == [f.TILED, f.TILED, 0, True]
     assert walks("asked for") == [f.QUADS, f.GEMV, f.NEVER_SEEN, False]
@@ -201,6 +218,19 @@ def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) ->
     assert found.block_depth == (1024 if wins == 0 else 512)
     assert found.serial == (2**23 if wins == 0 else 2**14)
     assert facts.facts() == USUAL
+
+
+def test_packed_weights_that_are_timed_from_memory_never_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen, launch = set[int](), measure.launch_single
+
+    def watched(task: Any, *operands: Any) -> None:
+        seen.add(int(task.rows[1, f.SEEN]))
+        launch(task, *operands)
+        seen.add(int(task.rows[1, f.SEEN]))
+
+    monkeypatch.setattr(measure, "launch_single", watched)
+    assert measure._tile_ahead(np.ones(2**20, F32), USUAL) in (0, facts.TILE_AHEAD)
+    assert seen == {f.NEVER_SEEN}
 
 
 @pytest.mark.parametrize(

@@ -136,11 +136,32 @@ def test_few_rows_end_anywhere(mix: str, stored: str) -> None:
     """Strips of columns and turns of k that are whole, cut and missing, from zero and from C."""
     da, db, dtype = MIXES[mix]
     one_row = ((1, 24, 16), (1, 32, 64), (1, 71, 43), (1, 49, 37), (1, 73, 6), (1, 25, 257))
-    for m, n, k in (*one_row, (2, 130, 37), (3, 16, 129), (4, 15, 71), (4, 97, 16)):
+    more = (2, 130, 37), (3, 16, 129), (4, 15, 71), (4, 97, 16), (5, 70, 50), (6, 31, 16), (7, 16, 33), (8, 40, 257)
+    for m, n, k in (*one_row, *more):
         a, w, c = values((m, k), da, seed=1, special=True), values((n, k), db, seed=2), values((m, n), seed=3)
         b = isogemm.pack(w) if stored == "packed" else w.T
         check_gemm(a, b, dtype)
         check_gemm(a, b, F32, c=c, accumulate=True)
+
+
+def test_what_is_asked_for_goes_on_in_the_next_strip() -> None:
+    from numba import njit, types
+    from numba.extending import intrinsic
+
+    from isogemm.backends.cpu.emit.vectors import Emitter
+
+    @intrinsic
+    def ahead(typingctx, at, row, strip, near):
+        return types.int64(*[types.int64] * 4), lambda context, b, signature, args: Emitter(b, 4).ahead(*args)
+
+    @njit
+    def asked(at, row, strip, near):
+        return at + ahead(at, row, strip, near)
+
+    row, strip, near = 1000, 16 * 1200, 256  # a row is sixteen lines, the last one cut
+    lines = [asked(at, row, strip, near) for at in range(0, row, 64)]
+    inside = [at + near for at in range(0, row, 64) if at + near < row]
+    assert lines == inside + [strip + 64 * i for i in range(16 - len(inside))]
 
 
 def test_which_walk_takes_few_rows_in_place() -> None:

@@ -14,7 +14,7 @@ from tests.products import product, values
 import isogemm
 from isogemm.backends.cpu.emit import descriptor as f
 from isogemm.backends.cpu.emit.target import target
-from isogemm.backends.cpu.gemm import quads, wide
+from isogemm.backends.cpu.gemm import quads, turn, wide
 from isogemm.backends.cpu.gemm.schedule import Problem, Schedule, _depth, check_legal
 from isogemm.backends.cpu.gemm.tasks import task_for
 from isogemm.errors import LayoutError, OptionError
@@ -106,6 +106,13 @@ def test_the_planner_s_own_schedules(m: int, n: int, k: int, threads: int, mix: 
             check_gemm(a, b, dtype, want=want)
     finally:
         isogemm.set_num_threads(before)
+
+
+def test_as_many_rows_go_past_strips_as_walks_take() -> None:
+    for element in (0, 1):
+        most = quads.most_rows(element)
+        assert [quads.fits(m, 4 * 997, 4 * 997, element) for m in (0, 1, most, most + 1)] == [False, True, True, False]
+    assert quads.most_rows(0) == (turn.WAY.rows if quads.WIDE else quads.MAX_ROWS)
 
 
 @settings(max_examples=60)

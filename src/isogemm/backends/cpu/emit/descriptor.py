@@ -22,7 +22,8 @@ from __future__ import annotations
 FIELDS = 43
 
 # Flags for PLAIN: the accumulator is the output itself (fp32, unit column stride, nothing to apply after the walk).
-# START: the walk starts from C instead of from zero.
+# START: CONTINUES where the walk starts from C instead of from zero, else 0. It is a bit of every kernel's flags, too.
+CONTINUES = 1
 
 # PACK_A, PACK_B, TILE, FEW: addresses of the routines that the schedule needs (routines.py); 0 where it needs none.
 

@@ -73,9 +73,9 @@ class Emitter:
         self.b.call(fn, [self.pointer(address, I8), *const])
 
     def ahead(self, at: Value, row: Value, strip: Value, near: Value) -> Value:
-        """How many bytes behind byte `at` of each row a line is that is to be asked for, of rows walked side by side.
+        """Bytes from byte `at` of a row to the line to ask for, where rows are walked side by side.
 
-        `near` bytes, and where a row ends, as far into the row that the next strip, `strip` bytes on, has in its place.
+        They are `near`; past the row's end, the same place in the row that the next strip, `strip` bytes on, has there.
         """
         lines = self.b.and_(self.at(row, CACHE_LINE - 1), self.i64(-CACHE_LINE))
         inside = self.b.icmp_signed("<", self.at(at, near), row)

@@ -31,12 +31,12 @@ class Facts:
     """Thresholds between kernels."""
 
     gemv_rows: int  # rows up to which transposing weights in registers beats packing them
-    stream_rows: int  # rows that products of more than 96^3 take past rows of B [k, n], four at a time
+    stream_rows: int  # rows that rows of B [k, n] stream by, in products of more than 96^3
     skinny_rows: int  # rows up to which panels of B [n, k] are used as soon as they are packed, and A packed at once
     skinny_depth: int  # of K, that such panels have, about
     block_depth: int  # of K, that the blocks of products with more rows have, about
     seen_bytes: int  # of weights in place, up to which the same ones need not be asked for when they come again
-    tile_ahead: int  # bytes that tiles of 4 rows and more ask for packed weights ahead, which may come from memory
+    tile_ahead: int  # bytes ahead that register tiles ask for packed weights, which may come from memory
     serial: int  # multiply-adds below which waking a thread costs more than it saves
     ridge: float  # flops per byte where all threads' peak meets their memory's bandwidth; only the word "bound" has it
     source: str = "usual"  # or "measured"
@@ -44,7 +44,7 @@ class Facts:
     @property
     def stream_words(self) -> str:
         """The rows that B [k, n] streams by, in words."""
-        return "4" + f", or {self.stream_rows} where M N K > 96^3" * (self.stream_rows > 4)
+        return f"{FEW_ROWS}" + f", or {self.stream_rows} where M N K > 96^3" * (self.stream_rows > FEW_ROWS)
 
     @property
     def skinny_words(self) -> str:
@@ -54,8 +54,9 @@ class Facts:
     def __str__(self) -> str:
         return (
             f"{self.source}: transposed in registers up to {self.gemv_rows} rows; "
-            f"streamed by up to {self.stream_rows}; panels used as packed up to {self.skinny_rows} rows, "
-            f"{self.skinny_depth} of K at a time, blocks of {self.block_depth} beyond; "
+            f"rows of B [k, n] passed by up to {self.stream_rows}; "
+            f"panels used as packed up to {self.skinny_rows} rows, {self.skinny_depth} of K at a time, "
+            f"blocks of {self.block_depth} beyond; "
             f"weights not asked for again up to {self.seen_bytes / 2**20:g} MiB; "
             f"packed ones asked for {self.tile_ahead} bytes ahead; one thread below {self.serial} multiply-adds; "
             f"ridge {self.ridge:.3g} flop/byte"
@@ -65,6 +66,7 @@ class Facts:
 # By lanes of a vector. With 16 of them see benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit
 # of 16 rows; with 8, packing takes 0.88 of the time at 12 rows (Zen 4). The ridge: its 116 GFLOP/s a core over 17 GB/s.
 _ROWS = {16: 64, 8: 8, 4: 16}
+FEW_ROWS = 4  # of x, whose broadcasts fit in registers beside a strip of the output
 # Rows for which panels are used as soon as they are packed, of about how much of K, and of how much of K blocks are: a
 # Zen 4's, of any B.
 SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH = 192, 256, 512
@@ -84,7 +86,7 @@ measurer: Callable[[Facts], Facts] | None = None
 def usual() -> Facts:
     """The numbers where nothing is measured."""
     seen, ahead = _SEEN_BYTES.get(target().name, 2**22), _AHEAD.get(target().name, 0)
-    return Facts(_ROWS[target().width], 4, SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH, seen, ahead, 48 * 1024, 7.0)
+    return Facts(_ROWS[target().width], FEW_ROWS, SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH, seen, ahead, 48 * 1024, 7.0)
 
 
 def facts() -> Facts:

@@ -13,7 +13,7 @@ from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import epilogue_tile, peek32, poke32
 from ..emit.vectors import FLOAT32
-from .micro import CONTINUES, MR, NR, WIDTH
+from .micro import MR, NR, WIDTH
 from .routines import call7, call10
 
 TILE_BYTES = 4 * MR * NR
@@ -73,7 +73,7 @@ def _copy_in(d, acc, acc_rs, i0, rows, j0, columns):
 def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, flags, tile):
     """A tile narrower than NR, through a whole one: memory beside C is neither read nor written."""
     c_rs = d[f.O_RS]
-    if flags & CONTINUES:
+    if flags & f.CONTINUES:
         for i in range(rows):
             for j in range(NR):
                 poke32(tile + (i * NR + j) * 4, peek32(c + i * c_rs + j * 4) if j < columns else 0)
@@ -88,7 +88,8 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
     """Column panels by row panels over one packed block of A and B."""
     mode, whole_k = d[f.A_MODE], d[f.K] <= d[f.KC]
     last, first_panel = p0 + kb >= d[f.K], p0 == 0
-    continues = CONTINUES if (not first_panel or d[f.START] != 0) else 0
+    continues = f.CONTINUES if (not first_panel or d[f.START] != 0) else 0
+    asks = 0 if d[f.SEEN] == 1 else d[f.FROM_MEMORY]
     largest = d[f.MR_PANEL]
     panels = -(-rows // largest)
     base, extra = rows // panels, rows % panels
@@ -106,7 +107,7 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
         for p in range(panels):
             first, count = p * base + min(p, extra), base + (1 if p < extra else 0)
             i = i0 + first
-            flags = continues | (d[f.FROM_MEMORY] if p == 0 and d[f.SEEN] != 1 else 0)
+            flags = continues | (asks if p == 0 else 0)  # what the first rows asked for the others find
             ap = a + first * kb * 4 if mode != f.A_IN_PLACE else d[f.A] + i * d[f.A_RS] + p0 * d[f.A_CS]
             if d[f.PLAIN] != 0:
                 c = d[f.OUT] + i * d[f.O_RS] + (j0 + j) * 4

@@ -15,7 +15,7 @@ from ....base.threads import get_num_threads
 from ..emit import descriptor as f
 from ..emit.target import target
 from . import facts
-from .facts import TILE_AHEAD, Facts, set_facts
+from .facts import FEW_ROWS, TILE_AHEAD, Facts, set_facts
 from .launch import launch_single
 from .packed import ALIGN, PackedWeight
 from .tasks import Task, task_for
@@ -79,10 +79,10 @@ def _gemv_rows(store: Array, usual: Facts) -> int:
 
 
 def _stream_rows(store: Array, usual: Facts) -> int:
-    """Where packing rows of B [k, n] begins to win, between 4 rows and 16."""
-    w, best = store[: 509 * 510].reshape(509, 510).T, 4
+    """Where packing rows of B [k, n] begins to win, between FEW_ROWS and 16."""
+    w, best = store[: 509 * 510].reshape(509, 510).T, FEW_ROWS
     for rows in (8, 12, 16):
-        streamed, packed = times([_product(rows, w, replace(usual, stream_rows=r)) for r in (rows, 4)])
+        streamed, packed = times([_product(rows, w, replace(usual, stream_rows=r)) for r in (rows, FEW_ROWS)])
         if streamed > packed * _margin(rows <= usual.stream_rows):
             break
         best = rows
@@ -132,16 +132,22 @@ def _seen_bytes(store: Array, usual: Facts) -> int:
 
 
 def _tile_ahead(store: Array, usual: Facts) -> int:
-    """How far ahead eight rows ask for packed weights from memory: not at all, where that is no slower."""
-    weights = _panels(store, 256, 1024)
-    ways = [[_product(8, w, replace(usual, tile_ahead=ahead)) for w in weights] for ahead in (0, TILE_AHEAD)]
-    not_asked, asked = times([partial(_all, way) for way in ways], 5)
+    """How far ahead eight rows ask for packed weights from memory; 0, not at all."""
+    weights, x, out = _panels(store, 256, 1024), np.ones((8, 1024), np.float32), np.empty((8, 256), np.float32)
+    ways = []
+    for ahead in (0, TILE_AHEAD):
+        set_facts(replace(usual, tile_ahead=ahead))
+        task = task_for(x, weights[0], out, None, 1)
+        task = replace(task, rows=task.rows.copy())
+        task.rows[1, f.SEEN] = f.NEVER_SEEN
+        ways.append(partial(_past_all, task, x, weights, out))
+    not_asked, asked = times(ways, 5)
     return TILE_AHEAD if asked <= not_asked * _margin(usual.tile_ahead > 0) else 0
 
 
-def _all(runs: Sequence[Run]) -> None:
-    for run in runs:
-        run()
+def _past_all(task: Task, x: Array, weights: Sequence[PackedWeight], out: Array) -> None:
+    for w in weights:
+        launch_single(task, x, w, out, None)
 
 
 def _again(task: Task, x: Array, w: Array, out: Array) -> None:

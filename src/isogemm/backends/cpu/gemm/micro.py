@@ -15,12 +15,12 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from ..emit.descriptor import CONTINUES
 from ..emit.target import target
 from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, for_numbers
 
 MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
 UNROLL = 4
-CONTINUES = 1  # of a tile's flags: it goes on from what C holds; the others are bytes ahead that B is asked for
 
 
 def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any, ...]) -> None:
@@ -33,7 +33,7 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
         row = e.at(c, e.b.mul(c_rs, e.i64(i)))
         for offset in (*range(0, NR * F32_BYTES, CACHE_LINE), NR * F32_BYTES - 1):
             e.prefetch(e.at(row, offset), write=1)
-    ahead = e.b.and_(flags, e.i64(~CONTINUES))
+    ahead = e.b.and_(flags, e.i64(~CONTINUES))  # bytes that B is asked for
     with e.b.if_else(e.b.icmp_signed("!=", flags, ahead)) as (continued, fresh):
         with continued:
             for i in range(mr):

@@ -40,7 +40,7 @@ def _emit_along_k(e: Emitter, element: int, args: tuple[Any, ...]) -> None:
     with e.loop(whole, start=head, step=depth) as kk:
         offset = e.times(kk, size)
         here = [e.at(s, offset) for s in starts]
-        ahead = e.ahead(offset, e.times(k, size), e.times(line, WIDTH), e.i64(PREFETCH_BYTES))
+        ahead = e.ahead(offset, e.times(k, size), e.b.mul(line, rows), e.i64(PREFETCH_BYTES))
         for address in here:
             e.prefetch(e.at(address, ahead), locality=2)
         out = e.at(dst, e.b.mul(kk, step))

@@ -27,8 +27,8 @@ from .turn import Asks
 WIDTH = min(8, target().width)
 QUAD = 4  # 32-bit lanes that one transposition takes from each weight row
 STEPS = 4  # transpositions in one turn of the loop: a cache line of each weight row
-MAX_ROWS = 4
 # Vectors of columns at once, by rows of x: as many as the compiler keeps in 32 registers, or in 16.
+MAX_ROWS = 4
 BLOCKS = {1: 3, 2: 3, 3: 2, 4: 2} if target().width == 16 else {1: 2, 2: 2, 3: 2, 4: 1}
 IN_ORDER = target().x86 and target().width >= turn.WIDTH  # one row of float32 has a turn of its own
 if IN_ORDER:
@@ -254,7 +254,8 @@ class _Columns:
         self.in_order, self.is_wide = _is_in_order(rows, element), e.width > WIDTH
         self.multiples = turn.multiples(e, line) if self.in_order or self.is_wide else ()
         self.lines = [e.i64(0), *(e.kept(e.b.mul(line, e.i64(j))) for j in range(1, WIDTH))]
-        self.ahead = distance(e, e.times(line, BLOCKS.get(rows, 1) * WIDTH), AHEAD_BYTES, flags)
+        at_once = BLOCKS.get(rows, 1) * WIDTH  # of more rows than BLOCKS has, in `_few` alone
+        self.ahead = distance(e, e.times(line, at_once), AHEAD_BYTES, flags)
         self.in_cache = e.b.icmp_signed(">=", flags, e.i64(IN_CACHE))
         self.near = wide.near(e, self.flags, (NARROW, IN_CACHE)) if self.is_wide else None
 
@@ -269,7 +270,8 @@ class _Columns:
 
     def _in_wide_strips(self) -> None:
         e = self.e
-        with e.b.if_else(e.b.icmp_signed(">=", self.columns, e.i64(2 * e.width))) as (many, few):
+        least = e.width if self.rows > wide.PAIRED_ROWS else 2 * e.width
+        with e.b.if_else(e.b.icmp_signed(">=", self.columns, e.i64(least))) as (many, few):
             with many:
                 if turn.WAY.alone:
                     narrow = e.b.icmp_signed(">=", self.flags, e.i64(NARROW))

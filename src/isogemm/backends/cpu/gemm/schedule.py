@@ -12,9 +12,8 @@ from typing import Literal
 
 from ....errors import LayoutError, OptionError
 from ..emit.target import Target
-from .facts import BLOCK_DEPTH, SKINNY_DEPTH, SKINNY_ROWS, facts
+from .facts import BLOCK_DEPTH, FEW_ROWS, SKINNY_DEPTH, SKINNY_ROWS, facts
 
-FEW_ROWS = 4  # rows of x whose broadcasts fit in registers beside a strip of the output
 SMALL = 96**3  # products up to here are walked in place: packing would cost more than it saves
 DEEP = 2**28  # elements that a thread may have room for along the whole of K, 1 GiB; beyond, it takes blocks of K
 SHARED_BYTES = 16 * 2**20  # of weights that a cache may hold: a thread takes one share of them

@@ -12,7 +12,7 @@ from .gemv import GROUP
 from .micro import NR, WIDTH
 from .quads import IN_CACHE
 from .routines import call7, call10
-from .stream import ASKS, CONTINUES, DEPTH, MAX_ROWS, NEAR_BYTES
+from .stream import ASKS, DEPTH, MAX_ROWS, NEAR_BYTES
 
 LINE = 16  # fp32 in a cache line
 
@@ -99,7 +99,7 @@ def _in_turns(d, rows, acc, acc_rs, x, x_rs, w, count, turns):
 def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):
     """Rows of B pass by, DEPTH at a time and the last ones alone, each past all rows of x."""
     k, start = d[f.K], d[f.START]
-    asks = ASKS if d[f.SEEN] != 1 and (rows > 2 or DEPTH * d[f.B_RS] <= NEAR_BYTES) else 0
+    asks = ASKS if d[f.SEEN] != 1 and (rows > 2 or DEPTH * abs(d[f.B_RS]) <= NEAR_BYTES) else 0
     whole, kk = k // DEPTH * DEPTH, types.int64(0)
     while kk < k:
         deep = 1 if kk < whole else 0
@@ -108,7 +108,7 @@ def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):
             to, of, some = acc + i * acc_rs, x + i * x_rs + kk * 4, min(MAX_ROWS, rows - i)
             call10(d[f.FEW], some, deep, to, acc_rs, of, x_rs, b, d[f.B_RS], columns, flags)
             flags = start  # what was asked for once is on its way
-        start = CONTINUES
+        start = f.CONTINUES
         kk += DEPTH if deep != 0 else 1
     if start == 0:  # k = 0: the empty sum
         for i in range(rows):

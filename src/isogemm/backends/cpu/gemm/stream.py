@@ -13,6 +13,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from ..emit.descriptor import CONTINUES
 from ..emit.target import target
 from ..emit.vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
 from .gemv import store_columns
@@ -20,7 +21,7 @@ from .gemv import store_columns
 WIDTH = target().width
 DEPTH = 8
 MAX_ROWS = 4  # beside them DEPTH broadcasts each stay in registers
-CONTINUES, ASKS = 1, 2  # flags: sums go on from what is there; the next DEPTH rows of B are asked for
+ASKS = 2  # a flag beside CONTINUES: the next DEPTH rows of B are asked for
 NEAR_BYTES = 2**15  # of DEPTH rows, up to which one row of x and two ask as well: more come as soon unasked
 
 

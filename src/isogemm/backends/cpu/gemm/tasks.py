@@ -215,15 +215,16 @@ def _apply(row: NDArray[np.int64], s: Schedule) -> None:
 
 
 def _walk(row: NDArray[np.int64], s: Schedule) -> int:
-    """The kernel of a schedule: few rows have several, and which is fastest depends on where their weights lie."""
+    """The kernel of a schedule, and what it asks for: few rows have several, by where their weights may lie."""
     m, line, element = int(row[f.M]), int(row[f.B_CS]), int(row[f.B_E])
     of_row = int(row[f.K]) * (4 if element == FLOAT32 else 2)
-    nbytes, few = int(row[f.N]) * of_row, s.strategy in _STRATEGIES
-    shared = 0 if nbytes <= SHARED_BYTES else f.NEVER_SEEN
+    nbytes = int(row[f.N]) * of_row
+    seen = 0 if nbytes <= SHARED_BYTES else f.NEVER_SEEN
+    few = s.strategy in _STRATEGIES
     if s.b_mode == "prepared":
         if few and panels.serves(m, nbytes):
             return f.PANELS
-        row[f.SEEN], row[f.FROM_MEMORY] = shared, facts().tile_ahead
+        row[f.SEEN], row[f.FROM_MEMORY] = seen, facts().tile_ahead & ~f.CONTINUES
         return f.TILED
     if not few:
         return f.TILED
@@ -231,7 +232,7 @@ def _walk(row: NDArray[np.int64], s: Schedule) -> int:
         stays = nbytes <= facts().seen_bytes and fits_in_cache(m, line, element)
         row[f.SEEN], row[f.FROM_MEMORY] = 0 if stays else f.NEVER_SEEN, from_memory(m, line, of_row, element)
         return f.QUADS
-    row[f.SEEN] = shared
+    row[f.SEEN] = seen
     return _STRATEGIES[s.strategy]
 
 

@@ -42,7 +42,7 @@ class TurnWay:
         Vectors have 16 lanes where the processor has such: `wide` has the instructions, in the place of these, and for
         more rows of x.
     rows : int
-        So many of those at most, four or eight.
+        In `wide`, up to how many rows of x: four or eight.
     alone : bool
         In `wide`, weight rows that push one another out of the first-level cache are walked one vector at a time, and
         asked for further ahead: what comes then goes before it is used, and the second-level cache has it.

@@ -77,8 +77,9 @@ def intake(cut: Tiling, gpu: Gpu) -> float:
     share = min(1.0, cut.tiles / (cut.waves * gpu.multiprocessors))
     if cut.late:
         return float(share**LATE)
-    if cut.waves == 1 and cut.tiles <= gpu.multiprocessors:
-        return (cut.room or gpu.multiprocessors) // cut.tiles * share * min(1.0, cut.tiles / ENOUGH)
+    room = cut.room or gpu.multiprocessors
+    if cut.waves == 1 and cut.tiles <= room:
+        return room // cut.tiles * share * min(1.0, cut.tiles / ENOUGH)
     return share
 
 

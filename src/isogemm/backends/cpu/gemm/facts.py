@@ -63,9 +63,11 @@ class Facts:
         )
 
 
-# By lanes of a vector. With 16 of them see benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a limit
-# of 16 rows; with 8, packing takes 0.88 of the time at 12 rows (Zen 4). The ridge: its 116 GFLOP/s a core over 17 GB/s.
-_ROWS = {16: 64, 8: 8, 4: 16}
+# By lanes of a vector. With 16 of them a Zen 4 (benchmarks/results/cpu-znver4-2026-11-23-rows.json, and -before with a
+# limit of 16) wants more than a Zen 5 or a Xeon; with 8, packing takes 0.88 of the time at 12 rows (Zen 4). The ridge:
+# its 116 GFLOP/s a core over 17 GB/s.
+_ROWS = {16: 16, 8: 8, 4: 16}
+_ROWS_OF = {("znver4", 16): 64}
 FEW_ROWS = 4  # of x, whose broadcasts fit in registers beside a strip of the output
 # Rows for which panels are used as soon as they are packed, of about how much of K, and of how much of K blocks are: a
 # Zen 4's, of any B.
@@ -86,7 +88,8 @@ measurer: Callable[[Facts], Facts] | None = None
 def usual() -> Facts:
     """The numbers where nothing is measured."""
     seen, ahead = _SEEN_BYTES.get(target().name, 2**22), _AHEAD.get(target().name, 0)
-    return Facts(_ROWS[target().width], FEW_ROWS, SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH, seen, ahead, 48 * 1024, 7.0)
+    rows = _ROWS_OF.get((target().name, target().width), _ROWS[target().width])
+    return Facts(rows, FEW_ROWS, SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH, seen, ahead, 48 * 1024, 7.0)
 
 
 def facts() -> Facts:

@@ -131,12 +131,15 @@ def _fine(p: Problem, threads: int, cpu: Target) -> int:
     return max(1, min(panels, max(2 * threads, -(-panels // each))))
 
 
-def _split(p: Problem, threads: int, cpu: Target, chunks: int) -> tuple[int, int]:
-    """Grid over rows and columns: columns, where B's panels are the larger part; rows when columns are few."""
+def _split(p: Problem, threads: int, cpu: Target, chunks: int, *, tall: int = 4) -> tuple[int, int]:
+    """Grid over rows and columns: rows, where they are more than `tall` times as many, or columns are few.
+
+    Each thread packs what all of its blocks share, rows of A or columns of B.
+    """
     panels_m, panels_n = -(-p.m // cpu.mr), -(-p.n // cpu.nr)
     if threads == 1:
         return 1, 1
-    if panels_n >= 2 * threads and p.n >= p.m // 4:
+    if panels_n >= 2 * threads and p.n >= p.m // tall:
         return 1, min(panels_n, chunks * threads)
     return min(panels_m, threads), 1
 
@@ -169,7 +172,7 @@ def _skinny(p: Problem, threads: int, cpu: Target) -> Schedule:
 
 def _tiled(p: Problem, threads: int, cpu: Target) -> Schedule:
     mr = _panel_rows(p, cpu)
-    grid_m, grid_n = _split(p, threads, cpu, 1)
+    grid_m, grid_n = _split(p, threads, cpu, 1, tall=1)
     kc = _depth(p.k, facts().block_depth)
     mc = max(MC_BYTES // (4 * kc) // mr, 1) * mr
     b_mode: Literal["prepared", "block"] = "prepared" if p.prepared else "block"

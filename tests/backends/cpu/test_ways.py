@@ -28,8 +28,7 @@ def walk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     """The routine of few rows, as that processor has it."""
     way = WAYS[request.param]
     in_turns = quads.IN_ORDER
-    for module in (turn, wide):
-        monkeypatch.setattr(module, "WAY", way)
+    monkeypatch.setattr(turn, "WAY", way)
     monkeypatch.setattr(quads, "GOES_ON", in_turns and way.goes_on)
     monkeypatch.setattr(quads, "WIDE", in_turns and way.wide and target().width == wide.LANES)
     monkeypatch.setattr(quads, "FROM_MEMORY", 2 if quads.GOES_ON else quads.BLOCKS[1])

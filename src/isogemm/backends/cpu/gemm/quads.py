@@ -277,7 +277,7 @@ class _Columns:
                     narrow = e.b.icmp_signed(">=", self.flags, e.i64(NARROW))
                     with e.b.if_else(narrow) as (alone, together):
                         with alone:
-                            self._strips(1)
+                            self._strips(1, hint=turn.WAY.hint)
                         with together:
                             self._together()
                 else:
@@ -314,12 +314,12 @@ class _Columns:
             with few:
                 self._by_flags(others)
 
-    def _strips(self, blocks: int, through: bool = False, start: Any = None, end: Any = None) -> None:
+    def _strips(self, blocks: int, through: bool = False, start: Any = None, end: Any = None, hint: str = "t0") -> None:
         e, count = self.e, blocks * self.e.width
         with e.loop(self.columns if end is None else end, start=start, step=count) as j:
             # The last strip reaches back over columns that are done, and leaves them as they are.
             first = e.minimum(j, e.b.sub(self.columns, e.i64(count)))
-            self._strip(e, first, count, self.lines, e.b.sub(j, first), e.i64(count), through)
+            self._strip(e, first, count, self.lines, e.b.sub(j, first), e.i64(count), through, hint)
 
     def _few(self) -> None:
         """Less columns than a strip has, a vector at a time."""
@@ -331,7 +331,15 @@ class _Columns:
             self._strip(Emitter(e.b, WIDTH), j, WIDTH, some, e.i64(0), left)
 
     def _strip(
-        self, e: Emitter, first: Any, count: int, lines: list[Any], skip: Any, end: Any, through: bool = False
+        self,
+        e: Emitter,
+        first: Any,
+        count: int,
+        lines: list[Any],
+        skip: Any,
+        end: Any,
+        through: bool = False,
+        hint: str = "",
     ) -> None:
         """Columns first .. first + count, of which skip .. end are written; in the vectors of `e`."""
         start = e.at(self.w, e.b.mul(first, self.line))
@@ -341,7 +349,7 @@ class _Columns:
         self._begin(e, places, s.acc, end)
         if e.width > WIDTH:
             weights = wide.Weights(start, self.line, self.multiples)
-            wide.walk(e, s.acc, weights, self.inputs, self.x_rs, self.k, self.near)
+            wide.walk(e, s.acc, weights, self.inputs, self.x_rs, self.k, self.near, hint)
         else:
             if self.in_order and lines is self.lines:
                 s.line, s.multiples, s.through = self.line, self.multiples, through

@@ -47,7 +47,7 @@ class TurnWay:
         In `wide`, weight rows that push one another out of the first-level cache are walked one vector at a time, and
         asked for further ahead: what comes then goes before it is used, and the second-level cache has it.
     hint : str
-        With which `wide` asks for lines.
+        With which those are asked for; all other rows come into every cache.
     in_a_set : int
         Lines of weight rows beside one another that may fall into one set of the first-level cache, for `wide`.
     packed_ahead : int
@@ -68,7 +68,8 @@ class TurnWay:
 # By the compiler's name of a processor. Zen 3 begins one insertion in a step and four blends, and it reads 16 rows from
 # memory as fast as one array, 24 at 0.8 of that; asked for a strip ahead they come at half of it. Zen 4 takes two steps
 # for vectors of 16 lanes. Zen 5 has four ports for shuffles inside 128-bit lanes, and its hint does not put lines into
-# the second-level cache as they leave the first: with 1.3 to 3 MB, which that cache holds in part, 1.05 of the speed.
+# the second-level cache as they leave the first: that is 1.0 to 1.2 times as fast for rows that push one another out,
+# and half as fast for weights that would fit that cache and are not there.
 WAYS = {
     "znver3": TurnWay(blends=True, goes_on=True, short=1536),
     "znver4": TurnWay(),

@@ -16,7 +16,7 @@ from typing import Any
 from llvmlite import binding, ir
 
 from ..emit.vectors import F32, F32_BYTES, I32, I64, Emitter
-from .turn import MULTIPLES, WAY, address
+from .turn import MULTIPLES, address
 
 LANES, QUAD, DEPTH = 16, 4, 16
 HALF = DEPTH // 2  # k of a block that are transposed together
@@ -38,6 +38,7 @@ class _Turn:
     rows: int  # of x
     blocks: int
     masked: bool
+    hint: str  # with which lines are asked for
 
     # Operands: sums out, sums in (tied), bases of eight weight rows, x (its first row, of several the bytes between
     # them, the fourth row and the seventh), multiples of the line, then bytes ahead, or the masks.
@@ -120,7 +121,7 @@ class _Turn:
         if self.masked:
             return []
         lines = [f"leaq (${self._bases + unit},${self._last}), %rax"]
-        return lines + [f"prefetch{WAY.hint} {address('%rax', self._lines, j, 0)}" for j in range(8)]
+        return lines + [f"prefetch{self.hint} {address('%rax', self._lines, j, 0)}" for j in range(8)]
 
     def text(self) -> str:
         units = self.blocks * (1 if self.masked else DEPTH // HALF)
@@ -182,7 +183,7 @@ class Weights:
     lines: tuple[Any, ...]
 
 
-def walk(e: Emitter, sums: list[list[Any]], w: Weights, x: list[Any], x_rs: Any, k: Any, near: Any) -> None:
+def walk(e: Emitter, sums: list[list[Any]], w: Weights, x: list[Any], x_rs: Any, k: Any, near: Any, hint: str) -> None:
     """All of K, ascending: for rows of x, at addresses `x_rs` apart, the sums of 16 weight rows each."""
     blocks = len(sums[0])
     slots = [slot for row in sums for slot in row]
@@ -191,7 +192,7 @@ def walk(e: Emitter, sums: list[list[Any]], w: Weights, x: list[Any], x_rs: Any,
         e.b.store(e.at(w.start, e.times(w.line, 8 * i)), slot)
 
     def take(x: list[Any], x_rs: Any, depth: int, last: list[Any], *, masked: bool) -> None:
-        bases, turn = [e.b.load(slot, typ=I64) for slot in at], _Turn(len(x), blocks, masked)
+        bases, turn = [e.b.load(slot, typ=I64) for slot in at], _Turn(len(x), blocks, masked, hint)
         places = [*bases, x[0], *[x_rs][: len(x) - 1], *x[3::3], *w.lines, *last]
         for value, slot in zip(_sums_after(e, turn, slots, places), slots, strict=True):
             e.b.store(value, slot)

@@ -69,9 +69,9 @@ def test_what_a_launch_takes_in_is_less_where_the_next_one_does_not_fit_beside_i
     assert intake(cut, H200) == pytest.approx(share / 132)
 
 
-@pytest.mark.parametrize(("clusters", "launches"), [(5, 3), (7, 2), (8, 1), (15, 1)])
+@pytest.mark.parametrize(("clusters", "launches"), [(5, 3), (7, 2), (8, 1), (15, 1), (16, 1)])
 def test_clusters_of_two_launches_fit_side_by_side_where_the_gpu_holds_as_many(clusters: int, launches: int) -> None:
-    """Of eight blocks it holds 15: eight of them are 64 blocks, beside which there is no room for another eight."""
+    """Of eight blocks it holds 15: eight of them leave no room for another eight, and sixteen do not fit at once."""
     cut = Tiling(8 * clusters, 1, lines=72.0, work=100.0, stage=100.0, store=0.0, stores=0, room=120)
     assert intake(cut, H200) == pytest.approx(launches * 8 * clusters / 132)
 

@@ -68,7 +68,7 @@ class Facts:
 # its 116 GFLOP/s a core over 17 GB/s.
 _ROWS = {16: 16, 8: 8, 4: 16}
 _ROWS_OF = {("znver4", 16): 64}
-FEW_ROWS = 4  # of x, whose broadcasts fit in registers beside a strip of the output
+FEW_ROWS = 4  # of x, past which rows of B [k, n] go at once: their broadcasts stay in registers
 # Rows for which panels are used as soon as they are packed, of about how much of K, and of how much of K blocks are: a
 # Zen 4's, of any B.
 SKINNY_ROWS, SKINNY_DEPTH, BLOCK_DEPTH = 192, 256, 512

@@ -8,11 +8,12 @@ from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import as_bits, epilogue_tile, load_element, peek32, poke32, poke32_at, round_row
 from ..emit.vectors import FLOAT32
+from .facts import FEW_ROWS
 from .gemv import GROUP
 from .micro import NR, WIDTH
 from .quads import IN_CACHE
 from .routines import call7, call10
-from .stream import ASKS, DEPTH, MAX_ROWS, NEAR_BYTES
+from .stream import ASKS, DEPTH, NEAR_BYTES
 
 LINE = 16  # fp32 in a cache line
 
@@ -104,8 +105,8 @@ def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):
     while kk < k:
         deep = 1 if kk < whole else 0
         b, flags = d[f.B] + n0 * d[f.B_CS] + kk * d[f.B_RS], start | asks
-        for i in range(0, rows, MAX_ROWS):
-            to, of, some = acc + i * acc_rs, x + i * x_rs + kk * 4, min(MAX_ROWS, rows - i)
+        for i in range(0, rows, FEW_ROWS):
+            to, of, some = acc + i * acc_rs, x + i * x_rs + kk * 4, min(FEW_ROWS, rows - i)
             call10(d[f.FEW], some, deep, to, acc_rs, of, x_rs, b, d[f.B_RS], columns, flags)
             flags = start  # what was asked for once is on its way
         start = f.CONTINUES

@@ -16,11 +16,11 @@ from numba.extending import intrinsic
 from ..emit.descriptor import CONTINUES
 from ..emit.target import target
 from ..emit.vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+from .facts import FEW_ROWS
 from .gemv import store_columns
 
 WIDTH = target().width
 DEPTH = 8
-MAX_ROWS = 4  # beside them DEPTH broadcasts each stay in registers
 ASKS = 2  # a flag beside CONTINUES: the next DEPTH rows of B are asked for
 NEAR_BYTES = 2**15  # of DEPTH rows, up to which one row of x and two ask as well: more come as soon unasked
 
@@ -69,7 +69,7 @@ def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, c
 
     def codegen(context, builder, signature, args):
         routines = {}
-        for n in range(1, MAX_ROWS + 1):
+        for n in range(1, FEW_ROWS + 1):
             for deep, depth in ((0, 1), (1, DEPTH)):
                 name = f"isogemm_stream_{code}_{n}_{depth}"
                 routines[2 * n + deep] = define(

@@ -394,20 +394,23 @@ def test_walks_that_start_from_c(config, contract):
 @pytest.mark.gpu
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("size", [(205, 333), (264, 456)])
-def test_what_tiles_at_the_end_have_in_common_is_added_once(config, size):
+def test_what_tiles_at_the_end_have_in_common_is_added_once(config, size, monkeypatch):
     """Those that would reach beyond it are walked further back, and blocks of a cluster that have nothing are as well.
 
-    Into C, ten times: what one tile stores another may not have read.
+    Into C, where what one tile stores another may not have read: by a single cluster, whose tiles follow one another.
     """
     from tests.backends.cuda.device import draw, expected, same
 
+    monkeypatch.setattr("isogemm.backends.cuda.gemm.hopper.family.resident", lambda *_: 1)
     m, n = size
     a, b = _matrix(m, 600, "bfloat16", "N", 1), _matrix(600, n, "bfloat16", "T", 2)
-    c = draw((m, n), "float32", 3, special=True)
-    want = expected(a, b, str(CHAIN), c=c, out_dtype="float32")
-    for _ in range(10):
-        got = _run(config, a, b, "float32", CHAIN, c=c.clone(), accumulate=True, in_place=True)
-        same(got, want, config)
+    bias = draw((n,), "float32", 4, special=True)
+    for dtype, accumulate in (("float32", True), ("float32", False), ("bfloat16", False)):
+        added = {} if accumulate else {"alpha": 2.0, "beta": 1.0, "bias": bias}
+        for c in (draw((m, n), dtype, 3, special=True), draw((n, m), dtype, 3, special=True).T):
+            want = expected(a, b, str(CHAIN), out_dtype=dtype, **({"c": c} if accumulate else {"added": c}), **added)
+            got = _run(config, a, b, dtype, CHAIN, c=c.clone(), accumulate=accumulate, in_place=True, **added)
+            same(got, want, f"{config} {dtype} {accumulate} {c.stride()}")
 
 
 @pytest.mark.gpu

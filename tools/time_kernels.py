@@ -3,6 +3,7 @@
     python -m tools.time_kernels --seed 3 --count 200 --out timings.jsonl
     python -m tools.time_kernels --seed 4 --most-rows 512 --types bfloat16,float16 --multiples 8 --out few.jsonl
     python -m tools.time_kernels --seed 5 --count 900 --multiples 8 --least-k 8192 --most-blocks 132 --out long.jsonl
+    python -m tools.time_kernels --seed 6 --families hopper --likeliest 24 --others 24 --among 400 --out unlikely.jsonl
     python -m tools.time_kernels --regret timings.jsonl        # of a file, without timing anything
 
 The first line is the machine's stamp; then a line for each product: microseconds by family and configuration, of those
@@ -32,7 +33,7 @@ from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.lab.gpu.bench import worker_processes
 from isogemm.problem.product import Product
 
-OFFERED, OTHERS, LIBRARY = 16, 12, 16
+LIBRARY = 16
 MOST_FLOPS = 3e12
 PROCESSES = 15
 
@@ -51,6 +52,10 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--types", default="bfloat16,float16,float32", help="of operands; others are left out")
     parser.add_argument("--layout", choices=("NT", "NN", "TN"), help="of operands, in place of the drawn ones")
     parser.add_argument("--multiples", type=int, default=1, help="of which N and K have to be")
+    parser.add_argument("--families", default=",".join(FAMILIES.found), help="of kernels")
+    parser.add_argument("--likeliest", type=int, default=16, help="of Hopper's kernels, by the model")
+    parser.add_argument("--others", type=int, default=12, help="drawn from those behind them")
+    parser.add_argument("--among", type=int, default=48, help="of which so many count, the likeliest with them")
     parser.add_argument("--seconds", type=float, default=500.0, help="after which no further product is begun")
     parser.add_argument("--out", type=Path, default=Path("timings.jsonl"))
     parser.add_argument("--regret", type=Path, help="a file to read instead of timing anything")
@@ -66,12 +71,14 @@ def main(words: list[str] | None = None) -> int:
         drawn = [x for x in drawn if x.n % given.multiples == x.k % given.multiples == 0 and x.k >= given.least_k]
         drawn = [x for x in drawn if -(-x.m // 64) * -(-x.n // 64) <= given.most_blocks]
         drawn = [replace(x, layout=given.layout or x.layout) for x in drawn]
-        measure(drawn, given.seed, given.seconds, given.out)
+        source = random.Random(given.seed)
+        offers = [(x, list(dict.fromkeys(_offered(posed(x), source, given)))) for x in drawn]
+        measure([(x, uses) for x, uses in offers if uses], given.seconds, given.out)
     print(regret([json.loads(line) for line in (given.regret or given.out).read_text().splitlines()[1:]]))
     return 0
 
 
-def measure(drawn: Sequence[Case], seed: int, seconds: float, out: Path) -> None:
+def measure(offers: Sequence[tuple[Case, Sequence[Use]]], seconds: float, out: Path) -> None:
     """Compile side by side, then time product by product."""
     from isogemm.backends import open_device
     from isogemm.lab import environment
@@ -80,17 +87,15 @@ def measure(drawn: Sequence[Case], seed: int, seconds: float, out: Path) -> None
 
     end = time.monotonic() + seconds
     here, bench = open_device(DeviceId("cuda", 0)).chooser, GpuBench(0)
-    source = random.Random(seed)
-    offers = [list(dict.fromkeys(_offered(posed(x), source))) for x in drawn]
     jobs: dict[Use, list[Product]] = {}
-    for x, uses in zip(drawn, offers, strict=True):
+    for x, uses in offers:
         for use in uses:
             if not FAMILIES.found[use[0]].library:
                 jobs.setdefault(use, []).append(posed(x))
     _compile([(*use, products) for use, products in jobs.items()], seconds / 2)
     with out.open("w", encoding="utf-8") as file:
         file.write(json.dumps({"stamp": here.admissions.stamp, "environment": environment()}, default=str) + "\n")
-        for x, uses in zip(drawn, offers, strict=True):
+        for x, uses in offers:
             if time.monotonic() > end:
                 break
             file.write(json.dumps(_row(x, uses, bench)) + "\n")
@@ -110,17 +115,18 @@ def regret(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(found)} products: {mean:.1%} in the mean, 95th percentile {found[len(found) * 19 // 20] - 1:.1%}"
 
 
-def _offered(product: Product, source: random.Random) -> Iterator[Use]:
+def _offered(product: Product, source: random.Random, given: argparse.Namespace) -> Iterator[Use]:
     """The likeliest of each family, and some that its model thinks less of."""
     from isogemm.backends.cuda.gemm.hopper.model import ranked
 
-    for name, family in FAMILIES.found.items():
+    for name in given.families.split(","):
+        family = FAMILIES.found[name]
         if family.library:
             yield from ((name, config) for config in _listed(product)[:LIBRARY])
         elif name == "hopper":
-            every = [str(c) for c in ranked(product)]
-            first, rest = every[:OFFERED], every[OFFERED : 3 * OFFERED]
-            yield from ((name, c) for c in first + source.sample(rest, min(OTHERS, len(rest))))
+            every = [str(c) for c in ranked(product)[: given.among]]
+            first, rest = every[: given.likeliest], every[given.likeliest :]
+            yield from ((name, c) for c in first + source.sample(rest, min(given.others, len(rest))))
         elif name != "items":
             yield from ((name, c) for c in family.configs(product))
 

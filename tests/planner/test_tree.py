@@ -45,7 +45,7 @@ def test_a_gpu_s_plan_shows_the_ranges_of_its_table():
     assert len(set(kernels.values())) > 2
 
 
-@pytest.mark.parametrize("m", [100, 5000])
+@pytest.mark.parametrize("m", [90, 5000])
 def test_rows_that_were_not_timed_are_a_model_s_and_have_no_tree(m):
     plan = isogemm.plan(m, 2560, 4096, dtype="bfloat16", device="cuda")
     assert plan.reason.startswith("a model of its time")

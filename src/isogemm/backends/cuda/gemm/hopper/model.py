@@ -43,7 +43,7 @@ def ranked(p: Product) -> tuple[HopperConfig, ...]:
 TILES = ((64, False), (128, False), (192, False), (256, False), (64, True), (128, True))
 SHORT = ((16, False), (32, False))
 PAIRS = ((2, 1), (1, 2))
-ROWS = (*PAIRS, (4, 1), (1, 4), (8, 1), (1, 8))  # what blocks in rows and in columns gain is within 0.1 % of these
+CLUSTERS = (*PAIRS, (4, 1), (1, 4), (8, 1), (1, 8), (2, 2), (4, 2), (2, 4))
 COARSE = 16  # columns from one tile to the next, above 64
 FEW = 132  # tiles: no more than an H200 has multiprocessors
 RING = 152 * 1024  # bytes of a ring's stages in a crowded launch
@@ -83,7 +83,7 @@ def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
     if min(p.m, p.n) <= 16 and _crowded(g, tiles, H200):
         return
     few = not c.pingpong and tiles <= FEW
-    for cm, cn in ROWS if few else PAIRS if c.rows >= 128 else ():
+    for cm, cn in CLUSTERS if few else PAIRS if c.rows >= 128 else ():
         yield from _filled(p, replace(c, cm=cm, cn=cn), (c.depth,))
 
 
@@ -120,24 +120,26 @@ def _crowded(g: Geometry, tiles: int, gpu: Gpu) -> bool:
 
 
 # Cycles that a stage takes to be handed over, by one warpgroup and by several, and how many times as many in a cluster.
-STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 136.0, 247.0, 1.656, 1.352
+STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 200.0, 247.0, 1.27, 1.352
 # Bytes a cycle that a tile stores, cycles before it does, and those that a cluster takes more.
-STORE, EPILOGUE, CLUSTER = 9.18, 840.0, 1000.0
+STORE, EPILOGUE, CLUSTER = 9.18, 840.0, 1200.0
 START, COLUMN = 4.91, 0.6175  # cycles of an instruction, and of each of its columns
 TWO = 0.076  # of those more, where two warpgroups share a tile of 256 rows, two blocks of 64 each
 # Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
 REFILL, SHARED_REFILL = 2000.0, 1.10
 CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken back
-# Of the model's for a line; more of the larger operand's, which comes from memory, where several tiles read it, and
-# less where those are walked one after the other; more of one that goes to several multiprocessors of a cluster.
-LINE, REREAD, BESIDE, SHARED_LINE = 0.857, 0.494, -0.308, 0.371
+# Of the model's for a line of the first operand, and of that for one of the second; more of the larger operand's, which
+# comes from memory, where several tiles read it, and less where those are walked one after the other; more of one that
+# goes to several multiprocessors of a cluster.
+LINE, SECOND, REREAD, BESIDE, SHARED_LINE = 0.857, 0.73, 0.494, -0.308, 0.21
 # Lines for one, where both operands lie across K and one has fewer rows than most boxes have, 64: all tiles ask for the
 # same piece of it for each k.
 ACROSS = 1.7
 BIASED = 0.07  # cycles of a value whose bias is another in every column
-# Ties: tiles shared by all consumers where one wave is all there is, and weights not swapped. A long ring in a crowded
-# launch takes longer, and a tree in one walk two thirds of what leaves side by side do where the rest says as much.
-ALTERNATING, SWAPPED, LONG, TREE = 0.093, 0.016, 0.04, -0.33
+# Ties: tiles shared by all consumers where one wave is all there is, weights not swapped, no tiles of 16 rows. A long
+# ring in a crowded launch takes longer, and a tree in one walk two thirds of what leaves side by side do where the rest
+# says as much.
+ALTERNATING, SWAPPED, SHORTEST, LONG, TREE = 0.093, 0.016, 0.01, 0.04, -0.33
 
 
 def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
@@ -159,7 +161,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     cut = Tiling(
         tiles=tiles * c.cluster,
         waves=waves,
-        lines=LINE * across * (x + y) + _again(p, g) + SHARED_LINE * shared,
+        lines=LINE * across * (x + SECOND * y) + _again(p, g) + SHARED_LINE * shared,
         work=(START + COLUMN * c.cols) * (1 + TWO * (c.rows == 256)) * -(-c.rows // 64) * 4,
         stage=_stage(c, stages) * 64 / c.depth,
         store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / CARRY)
@@ -169,7 +171,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         late=late(c, tiles * c.cluster, gpu.multiprocessors),
         room=resident(c, gpu.multiprocessors) // c.occupancy * c.cluster,
     )
-    ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped + LONG * long
+    ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped + SHORTEST * (c.rows == 16) + LONG * long
     return microseconds(p, cut, gpu) * (1 + ties + TREE * (p.contract.order.kind == "tree"))
 
 

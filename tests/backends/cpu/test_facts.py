@@ -216,8 +216,19 @@ def test_the_faster_way_is_chosen(wins: int, monkeypatch: pytest.MonkeyPatch) ->
     assert found.stream_rows == (16 if wins == 0 else 4)
     assert found.tile_ahead == (0 if wins == 0 else 2**13)
     assert found.block_depth == (1024 if wins == 0 else 512)
-    assert found.serial == (2**23 if wins == 0 else 2**14)
+    assert found.serial == (2**19 if wins == 0 else 2**14)
     assert facts.facts() == USUAL
+
+
+@pytest.mark.parametrize(("together", "threads", "first"), [(1.0, 2, 2**16), (1.2, 2, 2**19), (1.2, 64, 2**24)])
+def test_threads_that_win_nothing_are_left_alone_up_to_what_waking_them_costs(
+    together: float, threads: int, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they neither win nor lose, from the usual size on they are taken: at other times they may win."""
+    monkeypatch.setattr(measure, "times", lambda runs, rounds: [1.0, together])
+    monkeypatch.setattr(measure, "_busy", lambda threads: False)
+    monkeypatch.setattr(measure, "get_num_threads", lambda: threads)
+    assert measure._serial(replace(USUAL, serial=2**16)) == first
 
 
 def test_packed_weights_that_are_timed_from_memory_never_came_before(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,17 +156,23 @@ def _again(task: Task, x: Array, w: Array, out: Array) -> None:
 
 
 def _serial(usual: Facts) -> int:
-    """Where all threads together begin to win; as usual where other programs take a part."""
-    threads, sizes = get_num_threads(), [2**i for i in range(14, 23)]
+    """Where all threads together begin to win; as usual where other programs take a part.
+
+    Waking few threads costs little. If those do not win long before that is outweighed, a program that nothing told of
+    has a part after all, and the facts stay when it ends: so no size is asked about that could only say that.
+    """
+    threads = get_num_threads()
     if threads == 1 or _busy(threads):
         return usual.serial
+    sizes = [2**i for i in range(14, 18 + (threads - 1).bit_length())]
     least = dict.fromkeys(sizes, (float("inf"), float("inf")))
     for _ in range(SWEEPS):
         for size in sizes:
             w = _panels(np.ones(size, np.float32), size // 256, 256)[0]
             found = times([_product(1, w, replace(usual, serial=0), t) for t in (1, threads)], 5)
             least[size] = min(least[size][0], found[0]), min(least[size][1], found[1])
-    return _first_won(sizes, [together <= 0.95 * alone for alone, together in least.values()])
+    won = [together <= alone * _margin(size >= usual.serial) for size, (alone, together) in least.items()]
+    return _first_won(sizes, won)
 
 
 def _first_won(sizes: Sequence[int], won: Sequence[bool]) -> int:

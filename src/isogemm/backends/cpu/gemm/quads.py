@@ -101,12 +101,12 @@ def _is_in_order(rows: int, element: int) -> bool:
 
 
 def columns_at_once(rows: int, element: int) -> int:
-    """Columns of a strip, or of whole strips of two kinds.
+    """Columns of a strip, or of whole strips of two kinds; of vectors of 16 lanes, any number make whole strips.
 
     Of other numbers of columns the last strip reaches back over some that are done.
     """
     if lanes(element) > WIDTH:
-        return 2 * wide.LANES
+        return wide.LANES
     blocks = {BLOCKS[rows], FROM_MEMORY} if GOES_ON and _is_in_order(rows, element) else {BLOCKS[rows]}
     return math.lcm(*blocks) * WIDTH
 

@@ -158,8 +158,8 @@ def _again(task: Task, x: Array, w: Array, out: Array) -> None:
 def _serial(usual: Facts) -> int:
     """Where all threads together begin to win; as usual where other programs take a part.
 
-    Waking few threads costs little. If those do not win long before that is outweighed, a program that nothing told of
-    has a part after all, and the facts stay when it ends: so no size is asked about that could only say that.
+    Waking few threads costs little: where they do not win even by what outweighs it many times, a program that `_busy`
+    did not see has a part, and these facts would outlast it. So of few threads no larger sizes are timed.
     """
     threads = get_num_threads()
     if threads == 1 or _busy(threads):

@@ -68,8 +68,6 @@ def test_defaults_and_properties() -> None:
         ("fma/leaf-16", "leafL", "leaf4096"),
         ("fma/leaf016", "leafL", "leaf4096"),
         ("fma/tree", "treeN", "tree8"),
-        ("fma/tre4", "treeN", "tree4"),
-        ("fma/leef256", "leafL", "leaf256"),
         ("fma/lanes", "lanes32", "lanes32"),
         ("fma/lanes16", "32", "lanes32"),
         ("int32/lanes32", "block is 1", "chain"),

@@ -187,26 +187,9 @@ def _parse_order(text: str) -> Order:
             "unknown order",
             limit=f"chain, leafL (L a multiple of the block), treeN (N in 2, 4, 8, 16) or lanes{LANES}",
             value=repr(text),
-            nearest=_nearest_order(text),
+            nearest=next((full for full in ("leaf4096", "tree8", f"lanes{LANES}") if text[:4] == full[:4]), "chain"),
         )
     return Order(cast(Literal["leaf", "tree", "lanes"], match[1]), int(match[2]))
-
-
-def _nearest_order(text: str) -> str:
-    """The order spelt most like `text`, with its number where that may be meant."""
-    import difflib
-
-    word = text.rstrip("-0123456789")
-    close = difflib.get_close_matches(word, ("chain", "leaf", "tree", "lanes"), n=1)
-    kind, number = close[0] if close else "chain", text[len(word) :]
-    given = int(number) if re.fullmatch(r"[1-9][0-9]{0,17}", number) else 0
-    sizes = {
-        "chain": "",
-        "leaf": given or 4096,
-        "tree": min(TREE_LEAVES, key=lambda n: abs(n - (given or 8))),
-        "lanes": LANES,
-    }
-    return f"{kind}{sizes[kind]}"
 
 
 def _check_order(order: Order, block: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -125,8 +126,16 @@ def test_few_rows_are_cut_where_strips_end(m: int, n: int, k: int, threads: int)
         assert row[f.NR_PANEL] == CPU.nr
         return
     rows, columns, step = int(row[f.M]), int(row[f.N]), int(row[f.NR_PANEL])
-    widths = {wide.LANES}  # one of these is left alone, or among three, where they are odd in number
-    if not quads.WIDE:
+    if quads.WIDE:  # any number of vectors is whole strips, but a share of less than two has another walk
+        cuts = [-(-columns // step) * j // row[f.GRID_N] * step for j in range(row[f.GRID_N])] + [columns]
+        shares = [end - start for start, end in pairwise(cuts)]
+        if columns // row[f.GRID_N] >= 3 * wide.LANES:
+            assert min(shares) >= 2 * wide.LANES
+            assert max(shares) - min(shares) < 2 * wide.LANES
+        else:
+            assert step == 2 * wide.LANES
+        widths = {wide.LANES}
+    else:
         strips = {quads.BLOCKS[rows], quads.FROM_MEMORY if rows == 1 and quads.GOES_ON else quads.BLOCKS[rows]}
         widths = {blocks * quads.WIDTH for blocks in strips}
     ends = {-(-columns // step) * j // row[f.GRID_N] * step for j in range(1, row[f.GRID_N])}

@@ -100,13 +100,14 @@ def _is_in_order(rows: int, element: int) -> bool:
     return IN_ORDER and rows == 1 and element == FLOAT32
 
 
-def columns_at_once(rows: int, element: int) -> int:
-    """Columns of a strip, or of whole strips of two kinds; of vectors of 16 lanes, any number make whole strips.
+def columns_at_once(rows: int, element: int, share: int) -> int:
+    """Columns of a strip, or of whole strips of two kinds, for shares of about so many columns.
 
-    Of other numbers of columns the last strip reaches back over some that are done.
+    Of other numbers of columns the last strip reaches back over some that are done. Of vectors of 16 lanes any number
+    make whole strips, but less than two have a slower walk.
     """
     if lanes(element) > WIDTH:
-        return wide.LANES
+        return wide.LANES if share >= 3 * wide.LANES else 2 * wide.LANES
     blocks = {BLOCKS[rows], FROM_MEMORY} if GOES_ON and _is_in_order(rows, element) else {BLOCKS[rows]}
     return math.lcm(*blocks) * WIDTH
 

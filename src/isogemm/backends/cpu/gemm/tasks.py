@@ -211,7 +211,8 @@ def _apply(row: NDArray[np.int64], s: Schedule) -> None:
     row[f.MC], row[f.NC], row[f.KC], row[f.MR_PANEL] = max(1, s.mc), max(1, s.nc), max(1, s.kc), s.mr
     row[f.GRID_M], row[f.GRID_N] = s.grid_m, s.grid_n
     strips = row[f.STRATEGY] == f.QUADS
-    row[f.NR_PANEL] = columns_at_once(int(row[f.M]), int(row[f.B_E])) if strips else target().nr
+    share = int(row[f.N]) // max(1, s.grid_n)
+    row[f.NR_PANEL] = columns_at_once(int(row[f.M]), int(row[f.B_E]), share) if strips else target().nr
 
 
 def _walk(row: NDArray[np.int64], s: Schedule) -> int:

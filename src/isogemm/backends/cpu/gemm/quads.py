@@ -27,8 +27,8 @@ from .turn import Asks
 WIDTH = min(8, target().width)
 QUAD = 4  # 32-bit lanes that one transposition takes from each weight row
 STEPS = 4  # transpositions in one turn of the loop: a cache line of each weight row
-# Vectors of columns at once, by rows of x: as many as the compiler keeps in 32 registers, or in 16.
 MAX_ROWS = 4
+# Vectors of columns at once, by rows of x: as many as the compiler keeps in 32 registers, or in 16.
 BLOCKS = {1: 3, 2: 3, 3: 2, 4: 2} if target().width == 16 else {1: 2, 2: 2, 3: 2, 4: 1}
 IN_ORDER = target().x86 and target().width >= turn.WIDTH  # one row of float32 has a turn of its own
 if IN_ORDER:

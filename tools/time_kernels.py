@@ -47,7 +47,8 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--least-rows", type=int, default=1, help="products with fewer are left out")
     parser.add_argument("--most-rows", type=int, default=8192, help="and with more")
-    parser.add_argument("--most-blocks", type=int, default=1 << 30, help="of 64 x 64 of the output")
+    parser.add_argument("--least-blocks", type=int, default=1, help="of 64 x 64 of the output")
+    parser.add_argument("--most-blocks", type=int, default=1 << 30, help="of them")
     parser.add_argument("--least-k", type=int, default=1)
     parser.add_argument("--types", default="bfloat16,float16,float32", help="of operands; others are left out")
     parser.add_argument("--layout", choices=("NT", "NN", "TN"), help="of operands, in place of the drawn ones")
@@ -69,7 +70,7 @@ def main(words: list[str] | None = None) -> int:
             if given.least_rows <= x.m <= given.most_rows and x.dtype in types and x.work.flops < MOST_FLOPS
         ]
         drawn = [x for x in drawn if x.n % given.multiples == x.k % given.multiples == 0 and x.k >= given.least_k]
-        drawn = [x for x in drawn if -(-x.m // 64) * -(-x.n // 64) <= given.most_blocks]
+        drawn = [x for x in drawn if given.least_blocks <= -(-x.m // 64) * -(-x.n // 64) <= given.most_blocks]
         drawn = [replace(x, layout=given.layout or x.layout) for x in drawn]
         source = random.Random(given.seed)
         offers = [(x, list(dict.fromkeys(_offered(posed(x), source, given)))) for x in drawn]

@@ -10,12 +10,15 @@ struct Epilogue {
   int rows, cols;
   float alpha, beta;
   int first_row = 0, first_col = 0;  // of what a tile stores: one that is walked further back has others before them
+  u8* pieces = nullptr;              // of shared memory, TURNED bytes: see `store_half_columns`
   __device__ __forceinline__ bool row(int r) const { return r >= first_row && r < rows; }
   __device__ __forceinline__ bool col(int c) const { return c >= first_col && c < cols; }
 };
 struct Tile { int row, col, item; };
 
 constexpr int OUT_BYTES = OUT == 0 ? 4 : 2;
+constexpr int PIECE = 2048, PIECES = BN > 32 ? 2 : 1;  // of a warpgroup
+constexpr int TURNED = COLUMNS && OUT != 0 ? WARPGROUPS * PIECES * PIECE : 0;
 
 template <int KIND> DEVICE float load_value(const void* p, i64 i) {  // 0 float32, 1 bf16, 2 fp16
   if (KIND == 0) return ((const float*)p)[i];
@@ -143,27 +146,54 @@ DEVICE void store_half_rows(const Epilogue& e, u8* out, float (&v)[BN / 2], int 
   }
 }
 
-// Output of 2 bytes, rows contiguous: each 8 x 8 of the fragment is transposed among the lanes of the warp.
-DEVICE void store_half_columns(const Epilogue& e, u8* out, float (&v)[BN / 2], int row, int col, u32 lane) {
-  const int q = lane & 3, p = lane >> 2, top = row - p;
+// Output of 2 bytes, rows contiguous. Sixteen columns at a time are turned in shared memory, where the warps that store
+// TOGETHER lay their rows beside one another, and leave as whole lines: a warpgroup's or, with WARPS_APART, each warp's own.
+// Of two pieces of shared memory one is written while the other is read, so that the warps meet once for each; few columns
+// have one.
+#ifdef WARPS_APART
+constexpr int TOGETHER = 1;
+DEVICE void meet_to_store() { __syncwarp(); }
+#else
+constexpr int TOGETHER = 4;
+DEVICE void meet_to_store() { asm volatile("bar.sync %0, 128;" ::"r"(4 + (threadIdx.x >> 7)) : "memory"); }
+#endif
+constexpr int CHUNKS = 2 * TOGETHER;  // of 8 rows, in a line
+// Where a column's chunk lies in a piece: eight that are written, or read, at once are in different banks.
+DEVICE u32 turned(u32 column, u32 chunk) { return 16 * (CHUNKS * column + (chunk ^ column * TOGETHER / 4 % CHUNKS)); }
+
+DEVICE void store_half_columns(const Epilogue& e, u8* out, float (&v)[BN / 2], int row0, int col0, u32 warp, u32 lane) {
+  const u32 of_line = warp % TOGETHER, thread = 32 * of_line + lane;
+  const int first = row0 + 16 * (warp - of_line);
+  u8* const pieces = e.pieces + (threadIdx.x >> 7) * (PIECES * PIECE) + warp / TOGETHER * (512 * TOGETHER);
+  const u32 to = turned(8 * (lane >> 4) + (lane & 7), 2 * of_line + (lane >> 3 & 1));
+  // What a thread takes of a piece: a chunk or, where lines are no whole stores, every other line's value, beside its neighbours'.
+  const u32 line = thread / (VECTOR ? CHUNKS : 8 * CHUNKS), in_line = thread % (VECTOR ? CHUNKS : 8 * CHUNKS);
+  const int r = first + in_line * (VECTOR ? 8 : 1);
+  u8* const at = out + 2 * ((col0 + (int)line) * e.out_ld + r);
 #pragma unroll
-  for (int j = 0; j < BN / 8; j += 2) {
+  for (int j = 0; j < BN; j += 16) {
+    if (j == 0 || PIECES == 1) meet_to_store();  // the piece has been read
+    u8 *const piece = pieces + j / 16 % PIECES * PIECE, *next = at + 2 * j * e.out_ld;
     u32 w[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int at = (4 * j + 2 * i) % (BN / 2);  // halves of block j, then of block j + 1
-      w[i] = transpose_8x8(pack(v[at], v[at + 1]));
+      const int from = (j / 2 + 2 * i) % (BN / 2);  // halves of a block of 8 columns, then of the next
+      w[i] = pack(v[from], v[from + 1]);
     }
-    if (VECTOR && j + 2 <= BN / 8) {
-      transpose_quad(w, lane);
-      const int c = col + 8 * (j + (q >> 1)) + p, r = top + 8 * (q & 1);
-      if (e.col(c) && r >= e.first_row) store_words(out + 2 * (c * e.out_ld + r), w, e.rows - r);
+    store_matrices_turned(shared(piece) + to, w);
+    meet_to_store();
+    const auto mine = [&](int c) { return c + line < min(16, BN - j) && e.col(col0 + j + c + line); };
+    if (VECTOR) {
+      const uint4 x = *(const uint4*)(piece + turned(line, in_line));
+      const u32 words[4] = {x.x, x.y, x.z, x.w};
+      if (mine(0) && r >= e.first_row) store_words(next, words, e.rows - r);
     } else {
+      u16 values[8];
 #pragma unroll
-      for (int i = 0; i < 4 && j + i / 2 < BN / 8; ++i) {
-        const int c = col + 8 * (j + i / 2) + p, r = top + 8 * (i & 1) + 2 * q;
-        if (e.col(c) && r >= e.first_row) store_word(out + 2 * (c * e.out_ld + r), w[i], e.rows - r);
-      }
+      for (int i = 0; i < 8; ++i) values[i] = *(const u16*)(piece + turned(line + 2 * i, in_line / 8) + in_line % 8 * 2);
+#pragma unroll
+      for (int i = 0; i < 8; ++i, next += 4 * e.out_ld)
+        if (mine(2 * i) && e.row(r)) *(u16*)next = values[i];
     }
   }
 }
@@ -226,7 +256,7 @@ DEVICE void store_block(const Epilogue& e, float (&v)[BN / 2], const Bias& bias,
     if (COLUMNS) store_float_columns(e, out, v, row, pair);
     else store_float_rows(e, out, v, row, col0, lane);
   } else {
-    if (COLUMNS) store_half_columns(e, out, v, row, col0, lane);
+    if (COLUMNS) store_half_columns(e, out, v, row0, col0, warp, lane);
     else store_half_rows(e, out, v, row, col0, lane);
   }
 }

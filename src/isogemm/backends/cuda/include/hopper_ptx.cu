@@ -126,7 +126,11 @@ template <int R> DEVICE void more_registers() { asm volatile("setmaxnreg.inc.syn
 DEVICE u32 pack_bf16(float x, float y) { u32 d; asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(y), "f"(x)); return d; }
 DEVICE u32 pack_f16(float x, float y) { u32 d; asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(y), "f"(x)); return d; }
 DEVICE float f16_to_float(u16 h) { float f; asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h)); return f; }
-DEVICE u32 transpose_8x8(u32 x) { u32 d; asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(d) : "r"(x)); return d; }
+// Four 8 x 8 blocks of a warp, each turned; lane i has the address of what becomes row i % 8 of block i / 8.
+DEVICE void store_matrices_turned(u32 at, const u32 (&a)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               ::"r"(at), "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]) : "memory");
+}
 
 // Lane q of each four gives word i of its w to lane i, and gets its own word of theirs: a 4 x 4 transpose.
 DEVICE void transpose_quad(u32 (&w)[4], u32 lane) {

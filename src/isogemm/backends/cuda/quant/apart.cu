@@ -192,6 +192,7 @@ quant_apart(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w
     wait_for_predecessor();
     const int rows = W_FIRST ? n : m;
     Epilogue e{out, nullptr, bias, out_ld, 0, 0, 0, 0, bias_step, rows, W_FIRST ? m : n, 1.0f, 0.0f};
+    e.pieces = memory + MADE * MADE_BYTES + STAGES * STAGE_BYTES + SLOTS * SLOT_BYTES;
     const u32 block = warpgroup * MW * 8192;
     Consumer c{lane, (u32)descriptor<false>(ring + (W_FIRST ? 0 : block)), (u32)descriptor<false>(made + (W_FIRST ? block : 0)),
                0, empty, 0, done, 0};

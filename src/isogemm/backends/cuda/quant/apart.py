@@ -20,6 +20,7 @@ from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
 from ..driver.tensormap import encoder
 from ..driver.wgmma import mma
+from ..gemm.hopper.config import turned
 from ..gemm.model import H200, Gpu, gpu_of, together
 from .case import QuantCase
 from .kernel import Launch, RoundedKernel, filling
@@ -98,8 +99,9 @@ class ApartConfig:
         slots = self.stages if span > 1 else 0
         stage = -(-steps * (self.cols * 128 + tiles * lay.code_bytes) // 1024) * 1024
         slot = -(-tiles * lay.scale_bytes // 128) * 128
-        nobody = 64 * self.warpgroups * self.blocks - self.sides[0] if self.first == "x" else 0
-        return 1024 + self.made * steps * self.rows * 128 + self.stages * stage + slots * slot + 128 * nobody
+        nobody = 64 * self.warpgroups * self.blocks - self.sides[0]
+        beside = turned(self.warpgroups, self.cols) if self.first == "w" else 128 * nobody
+        return 1024 + self.made * steps * self.rows * 128 + self.stages * stage + slots * slot + beside
 
 
 def legal(lay: PackedLayout, c: ApartConfig) -> bool:

@@ -152,7 +152,8 @@ quant_many(const __grid_constant__ Map map_x, const __grid_constant__ Map map_w,
   } else {  // consumers
     more_registers<CONSUMER_REGISTERS>();
     if (!late) wait_for_predecessor();
-    const Epilogue e{out, nullptr, bias, out_ld, 0, 0, 0, 0, bias_step, n, m, 1.0f, 0.0f};
+    Epilogue e{out, nullptr, bias, out_ld, 0, 0, 0, 0, bias_step, n, m, 1.0f, 0.0f};
+    e.pieces = memory + STAGES * STAGE_BYTES + SLOTS * SLOT_BYTES;
     Consumer c{memory, ring, full, empty, warpgroup * 4 * MW + (warp & 3), lane, {0, 0, 0, 0}};
     float acc[MW][NACC];
     for (int t = cluster_id(); t < plan.count(); t += cluster_count()) {

@@ -21,6 +21,7 @@ from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
 from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
+from ..gemm.hopper.config import turned
 from ..gemm.model import H200, Gpu, gpu_of, together
 from .case import QuantCase
 from .kernel import Launch, RoundedKernel, filling, work_of
@@ -62,7 +63,7 @@ class ManyConfig:
         slots = (self.stages + 2 * span - 2) // span if span > 1 else 0
         stage = self.cols * 128 + -(-tiles * lay.code_bytes // 1024) * 1024
         slot = -(-tiles * lay.scale_bytes // 128) * 128
-        return 1024 + self.stages * stage + slots * slot
+        return 1024 + self.stages * stage + slots * slot + turned(self.warpgroups, self.cols)
 
 
 def legal(lay: PackedLayout, c: ManyConfig) -> bool:

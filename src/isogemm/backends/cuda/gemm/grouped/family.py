@@ -23,7 +23,7 @@ from ...driver.kernel import Bound, ints, longs
 from ...driver.nvrtc import function_of
 from ...driver.tensormap import Encoder, encoder
 from ...driver.wgmma import mma
-from ..hopper.config import OPERANDS, SHARED, HopperConfig, HopperSide, resident
+from ..hopper.config import OPERANDS, SHARED, HopperConfig, HopperSide, resident, turned
 from .case import GroupedCase
 from .trial import try_grouped
 
@@ -156,8 +156,9 @@ def _ring(case: GroupedCase, c: HopperConfig) -> int:
 
 
 def _shared(case: GroupedCase, c: HopperConfig) -> int:
-    """Bytes of dynamic shared memory: the ring, at a multiple of 1024, and two tables of the groups."""
-    return 1024 + _ring(case, c) + 8 * (case.groups + 2)
+    """Bytes of dynamic shared memory: the ring, at a multiple of 1024, what turns results, two tables of the groups."""
+    turns = case.columns and ITEMSIZE[case.dtype_out] == 2
+    return 1024 + _ring(case, c) + turned(c.warpgroups, c.cols) * turns + 8 * (case.groups + 2)
 
 
 def _defines(case: GroupedCase, c: HopperConfig) -> dict[str, Any]:

@@ -99,7 +99,8 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
   const u32 ring = (shared(memory) + 1023) & ~1023u, full = shared(barriers), empty = full + 8 * STAGES;
   const u32 landed = empty + 8 * STAGES;  // stages whose last rows are not the group's: `full` once they are zeros
   const u32 warp = __shfl_sync(~0u, threadIdx.x >> 5, 0), lane = threadIdx.x & 31, warpgroup = warp >> 2;
-  int* const tables = (int*)(memory + (ring - shared(memory)) + STAGES * STAGE_BYTES);
+  u8* const pieces = memory + (ring - shared(memory)) + STAGES * STAGE_BYTES;
+  int* const tables = (int*)(pieces + TURNED);
   Walk walk{tables, tables + groups + 2, groups, rows, iters, tiles_x, tiles_y, 0};
 
   if (threadIdx.x == 0) {
@@ -174,8 +175,9 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
       const int row = p.row + 64 * block, item = OUTER ? p.group : 0;
       const bool none = !OUTER && p.group == groups;
       const u8* const addend = none ? (const u8*)&NOTHING : bias + p.group * bias_batch;
-      const Epilogue e{out, out, addend, out_ld, out_batch, COLUMNS ? 1 : out_ld, COLUMNS ? out_ld : 1, out_batch,
+      Epilogue e{out, out, addend, out_ld, out_batch, COLUMNS ? 1 : out_ld, COLUMNS ? out_ld : 1, out_batch,
                        none ? 0 : bias_step, high, OUTER ? wide : p.end, 1.0f, 0.0f};
+      e.pieces = pieces;
 #if ACCUMULATE
       const int thread_row = row + 16 * (warp & 3) + (lane >> 2), thread_col = p.col + 2 * (lane & 3);
 #pragma unroll 8

@@ -6,7 +6,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from .....base.dtypes import CODE
+from .....base.dtypes import CODE, ITEMSIZE
 from .....problem.product import Product, Strides
 
 OPERANDS = {"bfloat16": "bf16", "float16": "f16"}
@@ -190,7 +190,8 @@ class Geometry:
         spilled = (c.accumulators - c.totals) * 512 * c.warpgroups if has_totals(p) else 0
         # What the last instructions read beyond a short operand; of short lines across K they read the same ones again.
         over = 0 if self.x.across else max(0, max(64, c.rows) - self.x_rows) * 128
-        return 1024 + spilled + over
+        turns = self.columns and ITEMSIZE[p.dtype_out] == 2
+        return 1024 + spilled + max(over, turned(c.warpgroups, c.cols) * turns)  # nothing of `over` counts
 
     def chunks(self, p: Product) -> tuple[int, int]:
         """Chunks of 64 of K in a copy of X, and in one of Y: all that a block loads of a stage; 0: a copy for each."""
@@ -208,6 +209,11 @@ class Geometry:
         """Cluster tiles along X and Y."""
         c = self.config
         return -(-self.x.size // (c.rows * c.cm)), -(-self.y.size // (c.cols * c.cn))
+
+
+def turned(warpgroups: int, cols: int) -> int:
+    """Bytes in which results of 16 bits are turned where rows are contiguous: see include/hopper_epilogue.cu."""
+    return (4096 if cols > 32 else 2048) * warpgroups
 
 
 def geometry(p: Product, c: HopperConfig) -> Geometry | None:

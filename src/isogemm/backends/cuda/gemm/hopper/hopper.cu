@@ -232,6 +232,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     wait_for_predecessor();
     if (PINGPONG && warpgroup == 1) turn_give(1);  // the first turn is warpgroup 0's
     Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_step, rows, cols, alpha, beta};
+    e.pieces = memory + (ring - shared(memory)) + STAGES * STAGE_BYTES;
     const int block = PINGPONG ? 0 : warpgroup * MW, span = LEAF ? leaf : iters;
     const int step = cluster_count() * (PINGPONG ? 2 : 1);
     const u32 to = told();
@@ -240,7 +241,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
     float acc[MW][NACC];
 #if QUADS
     float second[MW][NACC], third[MW][NACC];
-    float4* const near = (float4*)(memory + (ring - shared(memory)) + STAGES * STAGE_BYTES) + threadIdx.x;
+    float4* const near = (float4*)(e.pieces + TURNED) + threadIdx.x;
 #if LEVELS > INSIDE
     waiting += blockIdx.x * ((LEVELS - INSIDE) * (MW * NACC / 4) * 128 * WARPGROUPS) + threadIdx.x;
 #else
@@ -248,7 +249,7 @@ hopper(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, u8*
 #endif
 #elif LEAF
     Totals total;
-    total.rest = ring + STAGES * STAGE_BYTES + 16 * threadIdx.x;
+    total.rest = ring + STAGES * STAGE_BYTES + TURNED + 16 * threadIdx.x;
 #endif
     for (int t = cluster_id() + (PINGPONG ? warpgroup * cluster_count() : 0); t < grid.count(); t += step) {
       const Tile own = grid[t], tile = walked(own, rows, cols);

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from .....problem.product import Product, Strides
-from ..hopper.config import OPERANDS, SHARED, Geometry, HopperConfig, geometry, serves
+from ..hopper.config import OPERANDS, SHARED, Geometry, HopperConfig, geometry, serves, turned
 from ..padded.family import WORDS, Copy, copy_of
 
 MOST_M = 512  # rows of A: beyond, a copy of the weights costs little beside the product
@@ -101,7 +101,7 @@ def cut(p: Product, c: UnalignedConfig, multiprocessors: int) -> UnalignedCut | 
         g is None
         or not 8 <= c.cols <= MOST_COLS
         or c.cols % (8 * c.cluster)
-        or _stages(_stage(g, c, c.rows)) < STAGES[0]
+        or _stages(c, _stage(g, c, c.rows)) < STAGES[0]
     ):
         return None
     clusters = (multiprocessors if c.cluster <= 2 else multiprocessors // 11 * 10) // c.cluster
@@ -111,7 +111,7 @@ def cut(p: Product, c: UnalignedConfig, multiprocessors: int) -> UnalignedCut | 
     unit = 8 if g.out_step % 8 == 0 else 1  # of stores of 16 bytes
     rows = -(-p.n // (sharing * unit)) * unit
     stage = _stage(g, c, rows * c.warpgroups)
-    stages = min(_stages(stage), STAGES[1], 2 * -(-p.k // c.depth) + 1)
+    stages = min(_stages(c, stage), STAGES[1], 2 * -(-p.k // c.depth) + 1)
     tiles = -(-p.n // (rows * c.warpgroups * c.cluster)), -(-p.m // c.cols)
     return UnalignedCut(c, g, rows, tiles, clusters, waves, stage, stages)
 
@@ -122,5 +122,5 @@ def _stage(g: Geometry, c: UnalignedConfig, rows: int) -> int:
     return -(-lines // 1024) * 1024 + 2 * c.depth * g.y_rows
 
 
-def _stages(stage: int) -> int:
-    return (SHARED - 1024) // stage
+def _stages(c: UnalignedConfig, stage: int) -> int:
+    return (SHARED - 1024 - turned(c.warpgroups, c.cols)) // stage

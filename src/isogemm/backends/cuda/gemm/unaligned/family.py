@@ -22,7 +22,7 @@ from ...driver.kernel import Bound, ints, longs
 from ...driver.nvrtc import function_of
 from ...driver.wgmma import mma
 from ...driver.workspace import workspace
-from ..hopper.config import OPERANDS
+from ..hopper.config import OPERANDS, turned
 from ..hopper.family import encoder_of, epilogue_defines
 from ..model import Gpu, gpu_of
 from ..padded.family import bind_copies
@@ -101,7 +101,7 @@ def _bind(p: Product, made: UnalignedCut, copied: bool, device: int) -> Bound:
         ],
         grid=(min(math.prod(made.tiles) * p.batch, made.clusters) * c.cluster,),
         block=(128 * c.warpgroups + 256,),
-        shared=1024 + made.stages * made.stage,
+        shared=1024 + made.stages * made.stage + turned(c.warpgroups, c.cols),
         cluster=(c.cluster,),
         pdl=True,
     )  # fmt: skip

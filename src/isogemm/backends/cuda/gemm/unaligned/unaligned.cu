@@ -16,10 +16,12 @@
 // Clusters   CLUSTER blocks take neighbouring rows of W; each loads a part of X for all of them. A buffer is free once the
 //            consumers of every block have left it.
 
+constexpr int WARPGROUPS = TILE_ROWS < 64 ? 1 : TILE_ROWS / 64, BRINGERS = 7, THREADS = 128 * WARPGROUPS + 32 * (BRINGERS + 1);
+#define WARPS_APART  // of few rows of W a warp has 8
+
 #include "include/hopper_operand.cu"
 #include "include/hopper_epilogue.cu"
 
-constexpr int WARPGROUPS = TILE_ROWS < 64 ? 1 : TILE_ROWS / 64, BRINGERS = 7, THREADS = 128 * WARPGROUPS + 32 * (BRINGERS + 1);
 constexpr int DEPTH = 64 * KS, MOST_STAGES = 32;
 constexpr bool SHORT_LINES = ACROSS && TILE_ROWS < 128;  // threads copy them: a bulk copy takes the copy engine some 20 cycles
 constexpr int WARP_ROWS = TILE_ROWS < 64 ? 8 : 16, HALVES = WARP_ROWS / 8;
@@ -195,7 +197,8 @@ unaligned(const __grid_constant__ Map map_x, const u8* w, u8* out, const void* c
     const int row0 = tile.row + group * rows;
     // Rows of W are shared by all four warps where there are few: a warp has 8 then, and no second half.
     const int first_row = row0 - (16 - WARP_ROWS) * (warp & 3), last = min(size, min(row0 + rows, row0 + WARP_ROWS * ((int)(warp & 3) + 1)));
-    const Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_step, last, cols, alpha, beta};
+    Epilogue e{out, c, bias, out_ld, out_batch, c_row, c_col, c_batch, bias_step, last, cols, alpha, beta};
+    e.pieces = memory + (ring - shared(memory)) + stages * stage_bytes;
     const u8* base = w + 2 * (tile.item * each);
     Reader reader;
 #pragma unroll

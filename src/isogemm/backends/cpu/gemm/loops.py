@@ -12,8 +12,8 @@ from numba import types
 from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import epilogue_tile, peek32, poke32
-from ..emit.vectors import FLOAT32
-from .micro import MR, NR, WIDTH
+from ..emit.vectors import CACHE_LINE, FLOAT32
+from .micro import MR, NEXT_PANEL, NEXT_ROWS, NR, UNROLL, WIDTH
 from .routines import call7, call10
 
 TILE_BYTES = 4 * MR * NR
@@ -93,6 +93,7 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
     largest = d[f.MR_PANEL]
     panels = -(-rows // largest)
     base, extra = rows // panels, rows % panels
+    rows_follow = NEXT_ROWS if d[f.PLAIN] != 0 or not whole_k else 0
     for j in range(0, columns, NR):
         width = min(NR, columns - j)
         if d[f.B_MODE] == f.PACK:
@@ -104,17 +105,26 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
             bp, b_rs = d[f.B] + p0 * d[f.B_RS] + (j0 + j) * 4, d[f.B_RS]
         else:
             bp, b_rs = b, NR * 4
+        # Several row panels ask for B's next panel, each for a part; few ask for their own, the first for all of them.
+        part = kb // UNROLL * CACHE_LINE
+        several = d[f.B_MODE] != f.B_IN_PLACE and columns > NR and part * panels >= kb * b_rs
+        next_panel = (kb if d[f.B_MODE] == f.PACK else d[f.K]) * b_rs
         for p in range(panels):
             first, count = p * base + min(p, extra), base + (1 if p < extra else 0)
             i = i0 + first
-            flags = continues | (asks if p == 0 else 0)  # what the first rows asked for the others find
+            flags = continues | (rows_follow if p + 1 < panels else 0)
+            if several:
+                if part * p < kb * b_rs and j + NR < columns:
+                    flags |= NEXT_PANEL | (next_panel + part * p) // CACHE_LINE * CACHE_LINE
+            elif p == 0:
+                flags |= asks
             ap = a + first * kb * 4 if mode != f.A_IN_PLACE else d[f.A] + i * d[f.A_RS] + p0 * d[f.A_CS]
             if d[f.PLAIN] != 0:
                 c = d[f.OUT] + i * d[f.O_RS] + (j0 + j) * 4
                 if width == NR:
                     _tile(d, count, kb, ap, bp, b_rs, c, d[f.O_RS], flags)
                 else:
-                    _edge_tile(d, count, kb, ap, bp, b_rs, c, width, flags, tile)
+                    _edge_tile(d, count, kb, ap, bp, b_rs, c, width, flags & ~NEXT_ROWS, tile)
             else:
                 t, t_rs = (tile, NR * 4) if whole_k else (acc + first * acc_rs + j * 4, acc_rs)
                 if first_panel and d[f.START] != 0:

@@ -21,6 +21,10 @@ from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, f
 
 MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
 UNROLL = 4
+# Flags beside CONTINUES: the tile of the next rows follows, whose part of C is asked for; the other flags, bytes ahead
+# that B is asked for, lead to its next panel. Of either a line is asked for with each UNROLL of K.
+NEXT_ROWS, NEXT_PANEL = 2, 4
+PLACES = NR * F32_BYTES // CACHE_LINE + 1  # of a row of C: it may begin between two lines
 
 
 def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any, ...]) -> None:
@@ -33,8 +37,8 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
         row = e.at(c, e.b.mul(c_rs, e.i64(i)))
         for offset in (*range(0, NR * F32_BYTES, CACHE_LINE), NR * F32_BYTES - 1):
             e.prefetch(e.at(row, offset), write=1)
-    ahead = e.b.and_(flags, e.i64(~CONTINUES))  # bytes that B is asked for
-    with e.b.if_else(e.b.icmp_signed("!=", flags, ahead)) as (continued, fresh):
+    ahead = e.b.and_(flags, e.i64(-CACHE_LINE))
+    with e.b.if_else(_has(e, flags, CONTINUES)) as (continued, fresh):
         with continued:
             for i in range(mr):
                 row = e.at(c, e.b.mul(c_rs, e.i64(i)))
@@ -55,12 +59,22 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
             for v in range(vectors):
                 e.b.store(e.fma(s, bv[v], e.b.load(acc[i][v], typ=e.vec)), acc[i][v])
 
+    # Sums that go on begin with C: it has come where the tile before asked for it.
+    next_c = e.at(c, e.b.select(_has(e, flags, NEXT_ROWS), e.b.mul(c_rs, e.i64(mr)), e.i64(0)))
     whole = e.b.and_(k, e.i64(-UNROLL))
     with e.loop(whole, step=UNROLL) as kk:
         a0, b0 = e.at(a, e.b.mul(kk, a_cs)), e.at(b, e.b.mul(kk, b_rs))
-        with e.b.if_then(e.b.icmp_signed("!=", ahead, e.i64(0))):
-            for line in range(0, UNROLL * NR * ELEMENT_BYTES[element], CACHE_LINE):
-                e.prefetch(e.at(b0, ahead, line))
+        turn = e.b.sdiv(kk, e.i64(UNROLL))
+        row, place = e.minimum(e.b.sdiv(turn, e.i64(PLACES)), e.i64(mr - 1)), e.b.srem(turn, e.i64(PLACES))
+        within = e.minimum(e.times(place, CACHE_LINE), e.i64(NR * F32_BYTES - 1))
+        e.prefetch(e.at(next_c, e.b.mul(c_rs, row), within), write=1)
+        asks = e.b.icmp_signed("!=", ahead, e.i64(0))
+        with e.b.if_then(asks), e.b.if_else(_has(e, flags, NEXT_PANEL)) as (of_next, of_this):
+            with of_next:
+                e.prefetch(e.at(b, ahead, e.times(turn, CACHE_LINE)), locality=2)
+            with of_this:
+                for line in range(0, UNROLL * NR * ELEMENT_BYTES[element], CACHE_LINE):
+                    e.prefetch(e.at(b0, ahead, line))
         for u in range(UNROLL):
             step(e.at(a0, e.b.mul(a_cs, e.i64(u))), e.at(b0, e.b.mul(b_rs, e.i64(u))))
     with e.loop(k, start=whole) as kk:
@@ -69,6 +83,10 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
         row = e.at(c, e.b.mul(c_rs, e.i64(i)))
         for v in range(vectors):
             e.store(e.canonical(e.b.load(acc[i][v], typ=e.vec)), e.at(row, v * WIDTH * F32_BYTES))
+
+
+def _has(e: Emitter, flags: Any, flag: int) -> Any:
+    return e.b.icmp_signed("!=", e.b.and_(flags, e.i64(flag)), e.i64(0))
 
 
 @intrinsic(prefer_literal=True)

@@ -136,6 +136,22 @@ def test_blocks_side_by_side_share_what_comes_from_memory(m, n, k, text, walked)
     assert group_of(product, geometry(product, config)) == walked
 
 
+@pytest.mark.parametrize(
+    ("text", "more"),
+    [
+        ("w64x24x64 s4", 2048),
+        ("w128x128x64 s4 pp", 8192),
+        ("w192x40x64 s4", 12288),
+        ("w32x24x64 s4", 0),  # behind a short operand there is room that nobody needs
+        ("128x128x64 s4 pp", 0),
+    ],
+)
+def test_results_whose_rows_are_contiguous_have_room_to_be_turned(text, more):
+    """Of 16 bits; those of float32 are stored as they are."""
+    seen = geometry(PLAIN, HopperConfig.parse(text))
+    assert seen.shared(PLAIN) - seen.shared(replace(PLAIN, dtype_out="float32")) == more
+
+
 def test_short_tiles_across_k_have_lines_of_their_own_length():
     """Lines of 16 or 32 rows, which the instruction's other rows repeat: nothing is read behind the ring."""
     across = replace(PLAIN, a=Strides(1, 512))

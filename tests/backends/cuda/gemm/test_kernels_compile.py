@@ -342,6 +342,14 @@ def test_what_the_table_prefers_stays_in_registers(kernels: Kernels, family, con
         assert kernel.spilled <= (SPILLED_BY_LEAVES if leaves else 0)
 
 
+@pytest.mark.parametrize("n", [50256, 50257])
+@pytest.mark.parametrize("config", ["w128x192x64 s5 pp", "w256x160x64 s4", "w64x256x64 s4"])
+def test_turning_results_takes_no_more_registers_than_there_are(kernels: Kernels, config, n):
+    """Whether a line of the result is whole stores of 16 bytes, or with an odd N one value after another."""
+    (kernel,) = kernels.build("hopper", config, pose(m=333, n=n, k=768))
+    assert kernel.spilled == 0
+
+
 @pytest.mark.parametrize("layout", ["NT", "NN", "TN", "SS"])
 def test_operands_out_of_step_are_copied_first(kernels: Kernels, layout):
     """Odd sizes leave lines at odd multiples of 2 bytes; what multiplies them afterwards is the kernel of even ones."""

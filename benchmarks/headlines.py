@@ -22,7 +22,7 @@ GPU = "gpu-h200-2026-11-21.json"
 CHOSEN = tuple(("2026-11-30", seed) for seed in (1161, 1162))
 TIMED = tuple(("2026-11-30", seed) for seed in (1151, 1152))
 CPU = {
-    "AVX-512 (Zen 5)": "cpu-znver5-2026-11-30-random-8011.json",
+    "AVX-512 (Zen 5)": "cpu-znver5-2026-11-30-random-9011.json",
     "AVX-512 (Zen 4)": "cpu-znver4-2026-11-28-random-2071.json",
     "AVX-512 (a Xeon)": "cpu-xeon-2026-11-29-random-2091.json",
     "AVX2 (Zen 3)": "cpu-znver3-2026-11-25-random-3032.json",

@@ -114,7 +114,7 @@ def _panels(store: Array, n: int, k: int) -> list[PackedWeight]:
 
 def _seen_bytes(store: Array, usual: Facts) -> int:
     """The largest of some sizes, up to which asking for weights that lie in a cache is no help."""
-    sizes, k = [2**i for i in range(18, 25)], 1430
+    sizes, k = [1 << i for i in range(18, 25)], 1430
     least = dict.fromkeys(sizes, (float("inf"), float("inf")))
     for _ in range(SWEEPS):
         for size in sizes:

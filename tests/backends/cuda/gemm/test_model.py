@@ -16,6 +16,7 @@ from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.hopper import model
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig, fits, serves
 from isogemm.backends.cuda.gemm.hopper.model import expected, ranked
+from isogemm.backends.cuda.gemm.hopper.palette import PALETTE
 from isogemm.backends.cuda.gemm.model import H200, Gpu, Tiling, copying, gpu_of, intake
 from isogemm.problem.product import Product
 
@@ -198,6 +199,8 @@ def test_a_few_configurations_serve_nearly_all_products_nearly_as_well() -> None
         least = min(filter(None, (family.microseconds(product, config, 0) for config in found)))
         near += least <= 1.3 * expected(product, ranked(product)[0], H200)
     assert near >= 0.8 * len(READABLE)
+    plain = next(p for p in READABLE if p.a.col == p.b.row == 1)
+    assert family.palette(plain) == PALETTE  # what has no room any longer would be left out in silence
     odd = replace(READABLE[0], k=1001, a=READABLE[0].a._replace(row=1001), b=READABLE[0].b._replace(col=1001))
     assert not family.palette(odd)
     assert FAMILIES.found["padded"].palette(odd) == family.palette(READABLE[0])

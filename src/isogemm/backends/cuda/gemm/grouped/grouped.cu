@@ -176,7 +176,7 @@ grouped(const __grid_constant__ Map map_x, const __grid_constant__ Map map_y, co
       const bool none = !OUTER && p.group == groups;
       const u8* const addend = none ? (const u8*)&NOTHING : bias + p.group * bias_batch;
       Epilogue e{out, out, addend, out_ld, out_batch, COLUMNS ? 1 : out_ld, COLUMNS ? out_ld : 1, out_batch,
-                       none ? 0 : bias_step, high, OUTER ? wide : p.end, 1.0f, 0.0f};
+                 none ? 0 : bias_step, high, OUTER ? wide : p.end, 1.0f, 0.0f};
       e.pieces = pieces;
 #if ACCUMULATE
       const int thread_row = row + 16 * (warp & 3) + (lane >> 2), thread_col = p.col + 2 * (lane & 3);

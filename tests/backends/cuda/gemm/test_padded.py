@@ -57,7 +57,8 @@ def test_every_layout_is_readable_afterwards(m: int, n: int, k: int, layout: str
         assert (after.col == 1) == (before.col == 1 or (copy is found.a and m < FEW))
         last = (rows - 1) * after.row + (columns - 1) * after.col + (copy.items - 1) * after.batch
         assert 2 * last < copy.nbytes
-        assert 8 * copy.words - copy.inner < 8
+        piece = 8 if copy.inner <= 56 else 64  # a line of the cache, where a copy's is no shorter
+        assert 8 * copy.words == -(-copy.inner // piece) * piece
     assert replace(found.product, a=p.a, b=p.b) == p
 
 

@@ -17,7 +17,20 @@ from dataclasses import replace
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Product
 from ..model import H200, Gpu, Tiling, microseconds, together
-from .config import SHARED, Geometry, HopperConfig, fits, geometry, group_of, late, leaf_of, levels_of, resident, serves
+from .config import (
+    SHARED,
+    Geometry,
+    HopperConfig,
+    HopperSide,
+    fits,
+    geometry,
+    group_of,
+    late,
+    leaf_of,
+    levels_of,
+    resident,
+    serves,
+)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -135,6 +148,9 @@ LINE, SECOND, REREAD, BESIDE, SHARED_LINE = 0.857, 0.73, 0.494, -0.308, 0.21
 # Lines for one, where both operands lie across K and one has fewer rows than most boxes have, 64: all tiles ask for the
 # same piece of it for each k.
 ACROSS = 1.7
+# Lines more for one, where those of an operand begin at no multiples of 128 bytes, and cycles of one on its way into
+# shared memory then: what lies in two lines of the cache is asked for twice.
+SPLIT, PIECE = 0.65, 2.1
 BIASED = 0.07  # cycles of a value whose bias is another in every column
 # Ties: tiles shared by all consumers where one wave is all there is, weights not swapped, no tiles of 16 rows. A long
 # ring in a crowded launch takes longer, and a tree in one walk two thirds of what leaves side by side do where the rest
@@ -149,7 +165,8 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     tiles = math.prod(g.tiles()) * p.batch
     waves = -(-tiles // resident(c, gpu.multiprocessors))
     biased = p.dtype_bias is not None and not c.swapped
-    x, y = g.x_rows / c.cn, g.y_rows / c.cm * (_lines_of_128(c.cols) if g.y.across else 1.0)
+    x = g.x_rows / c.cn * (1 + _split(g.x))
+    y = g.y_rows / c.cm * min(2.0, (_lines_of_128(c.cols) if g.y.across else 1.0) + _split(g.y))
     across = ACROSS if g.x.across and g.y.across and min(p.m, p.n) < 64 else 1.0
     shared = x * (c.cn > 1) + y * (c.cm > 1)
     stages, long = float(c.stages), False
@@ -157,12 +174,13 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
         lines = g.x_rows + g.y_rows
         long = c.stages * c.depth * 2 * lines > RING
         stages = max(stages, min(stages * SHARED / RING, _stages(p, c.depth, lines, SHARED - g.beside_the_ring(p))))
+    issued = (START + COLUMN * c.cols) * (1 + TWO * (c.rows == 256)) * -(-c.rows // 64) * 4
     carried = 2 * (2 ** (levels_of(p) - g.inside(p)) - 1)  # sums of a tree that wait in memory, and are met
     cut = Tiling(
         tiles=tiles * c.cluster,
         waves=waves,
         lines=LINE * across * (x + SECOND * y) + _again(p, g) + SHARED_LINE * shared,
-        work=(START + COLUMN * c.cols) * (1 + TWO * (c.rows == 256)) * -(-c.rows // 64) * 4,
+        work=together(issued, PIECE * (x + y) * (_split(g.x) + _split(g.y) > 0)),
         stage=_stage(c, stages) * 64 / c.depth,
         store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / CARRY)
         + EPILOGUE
@@ -193,6 +211,11 @@ def _stage(c: HopperConfig, stages: float) -> float:
     if c.cluster == 1:
         return together(handed, REFILL / (stages - 1))
     return together(handed * shared, REFILL * SHARED_REFILL / (stages - 1))
+
+
+def _split(side: HopperSide) -> float:
+    """Lines of the cache that 128 bytes of an operand count for beyond one, by its pitch."""
+    return SPLIT * (1 - math.gcd(side.step, 64) / 64)
 
 
 def _lines_of_128(cols: int) -> float:

@@ -1,6 +1,6 @@
 """Hopper's kernels for operands whose lines the copy engine cannot step along (an odd K or N, any strides), or across.
 
-One kernel copies those operands into a workspace, their lines a multiple of 16 bytes apart (pad.cu); Hopper's own then
+One kernel copies those operands into a workspace, their lines a multiple of 128 bytes apart (pad.cu); Hopper's own then
 multiplies, and its configurations are this family's. What is copied changes no bit: zeros beyond a line are never read.
 Most boxes across K bring 64 rows of A, in as many pieces as they have of K. Of fewer the copy has K contiguous;
 where K is long it is worth its time though the engine could read A. A trial has products with fewer rows and with
@@ -30,6 +30,7 @@ from ..model import Gpu, copying, gpu_of
 HOPPER = Hopper()
 THREADS, BLOCKS = 256, 16  # of a block; blocks to a multiprocessor
 FEW = 64  # rows of A, below which the copy has K contiguous: most boxes across K are as wide
+CACHED = 8  # words of 16 bytes in a line of the cache
 WORDS = 2**31  # of 16 bytes, in an operand: more than the kernel counts
 
 
@@ -47,8 +48,9 @@ class Copy(NamedTuple):
 
     @property
     def words(self) -> int:
-        """16 bytes each, in a line of the copy."""
-        return -(-self.inner // 8)
+        """16 bytes each, in a line of the copy: whole lines of the cache, or each piece of a box would lie in two."""
+        words = -(-self.inner // 8)
+        return words if words < CACHED else -(-words // CACHED) * CACHED
 
     @property
     def nbytes(self) -> int:

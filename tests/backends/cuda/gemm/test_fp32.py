@@ -12,8 +12,9 @@ from benchmarks.draw import of_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
+from isogemm.backends.cuda.driver import tensormap
 from isogemm.backends.cuda.gemm.fp32 import ADD_BIAS, ADD_C, START, VECTOR, types_of
-from isogemm.backends.cuda.gemm.sgemm.family import Sgemm
+from isogemm.backends.cuda.gemm.sgemm.family import Sgemm, boxes_of
 from isogemm.backends.cuda.gemm.sgemm.model import microseconds
 from isogemm.backends.cuda.gemm.sgemm.tiles import CONFIGS as SGEMM
 from isogemm.backends.cuda.gemm.sgemm.tiles import (
@@ -23,6 +24,7 @@ from isogemm.backends.cuda.gemm.sgemm.tiles import (
     TILES,
     SgemmConfig,
     Shares,
+    boxed,
     copies,
     loads,
     shares_of,
@@ -102,6 +104,41 @@ def test_copies_are_as_wide_as_addresses_and_steps_allow() -> None:
         ({"m": 1, "a": Strides(3, 1)}, [(True, 4), (True, 4)]),
     ):
         assert copies(replace(sample(66, 64, 256), **change), RINGS["32x32 k64 s4"]) == want, change
+
+
+BACKWARDS = (
+    {"a": Strides(0, 1)},
+    {"a": Strides(-256, 1)},
+    {"b": Strides(1, -256)},
+    {"batch": 3, "a": Strides(256, 1, -66 * 256), "b": Strides(1, 256, 64 * 256)},
+)
+
+
+@pytest.mark.parametrize("change", [{}, *BACKWARDS])
+def test_the_copy_engine_is_asked_for_no_lines_in_one_place_or_backwards(change: dict[str, Any]) -> None:
+    product = replace(sample(66, 64, 256), **change)
+    found = [SgemmConfig.parse(config) for config in Sgemm().configs(product)]
+    assert any(c.tile in TILES for c in found)
+    assert any(c.tile in RINGS and boxed(product, c.sizes) for c in found) == (not change)
+
+
+@given(
+    m=st.integers(1, 300), n=st.integers(1, 300), k=st.integers(1, 600), batch=st.integers(1, 3), one=st.booleans(),
+    across=st.sampled_from(["NT", "NN", "TN", "TT"]), wider=st.integers(0, 9),
+)  # fmt: skip
+def test_what_the_copy_engine_is_asked_for_is_legal(m, n, k, batch, one, across, wider) -> None:
+    def lying(rows: int, columns: int) -> Strides:
+        step = columns + wider
+        return Strides(step, 1, 0 if one else rows * step)
+
+    a = lying(m, k) if across[0] == "N" else lying(k, m)._replace(row=1, col=m + wider)
+    b = lying(k, n) if across[1] == "N" else lying(n, k)._replace(row=1, col=k + wider)
+    product = sample(m, n, k, batch=batch, a=a, b=b, out=Strides(n, 1, m * n))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tensormap, "driver", object)
+        for config in map(SgemmConfig.parse, Sgemm().configs(product)):
+            if config.tile in RINGS and not config.copied and boxed(product, config.sizes):
+                boxes_of(product, config.sizes)  # whose rules are held by `encoder`
 
 
 def test_loads_of_tiles_are_as_wide_as_addresses_and_steps_allow() -> None:

@@ -15,7 +15,7 @@ import isogemm
 from isogemm.backends.cuda.gemm.choose import FAMILIES
 from isogemm.backends.cuda.gemm.hopper.config import HopperConfig
 from isogemm.backends.cuda.gemm.lists import family as grouped
-from isogemm.backends.cuda.gemm.sgemm.tiles import RINGS, SHARED, TILES, copies
+from isogemm.backends.cuda.gemm.sgemm.tiles import RINGS, SHARED, TILES, boxed, copies
 from isogemm.backends.cuda.gemm.tile.family import Tile
 from isogemm.contract.spec import Contract
 from isogemm.problem.product import Product, Strides
@@ -238,24 +238,29 @@ RING_LAYOUTS = ("NT", "NN", "SS", "TN", "NT")  # in turns; tiles for few rows ar
 TRIED = list(RINGS)[1::2]
 
 
-def test_rings_copy_past_registers_and_spill_nothing(kernels: Kernels):
+def test_rings_are_filled_past_registers_and_spill_nothing(kernels: Kernels):
     layouts = dict(zip(RINGS, itertools.cycle(RING_LAYOUTS), strict=False))
     posed = {ring: pose(layouts[ring], "float32", "fma/chain", n=840) for ring in RINGS}  # no tile's last round is full
     configs = [*TRIED, *(ring + SHARED for ring in TRIED[::4])]
     made = {config: kernels.build("sgemm", config, posed[config.removesuffix(SHARED)]) for config in configs}
     for config, (kernel,) in made.items():
         ring = config.removesuffix(SHARED)
-        fused, copied, stored = kernel.machine_counts("FFMA", "LDGSTS", "STS")
-        assert min(fused, copied) > 0, ring
+        tile = RINGS[ring]
+        fused, engine, copied, stored = kernel.machine_counts("FFMA", "UTMALDG", "LDGSTS", "STS")
+        deep = [deep for deep, _ in copies(posed[ring], tile)]
+        assert fused > 0, ring
+        # Boxes of 32 of K, or of all lines of a panel where rows are contiguous.
+        assert engine == boxed(posed[ring], tile) * sum(tile.k // 32 if along else 1 for along in deep), ring
+        assert (copied > 0) == (engine == 0), ring
         assert kernel.spilled == 0, ring
         assert stored <= 1, ring  # of the parts that warps take
-        tile = RINGS[ring]
         copiers = 1 if {v for _, v in copies(posed[ring], tile)} == {4} else 2
         even = (tile.m * tile.n // (tile.thread_m * tile.thread_n) // 32 + copiers) % 2 == 0
         # Warps of an even number look at the place that they got, and take turns at the quarters of a multiprocessor.
         assert any("SR_VIRTID" in line for line in kernel.instructions) == even, ring
         # Copies of a variable size cost ten instructions each: those of whole panels have none.
-        assert any(line.startswith("LDGSTS") and "ZFILL" not in line for line in kernel.machine_code), ring
+        whole = any(line.startswith("LDGSTS") and "ZFILL" not in line for line in kernel.machine_code)
+        assert whole == (engine == 0), ring
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from isogemm.contract import Contract
 from isogemm.problem.product import Product, Strides
 
 INCLUDE = Path(isogemm.__file__).parent / "backends/cuda/include/fp32_parts.cu"
-TILE = RingTile(4, 8, 1, 1, 4, 16, 3, 1, 3)
+TILE = RingTile(4, 8, 1, 1, 4, 16, 3, 1, 3, False)
 MOST = 512  # parts of a block
 HARNESS = """
 #include <algorithm>

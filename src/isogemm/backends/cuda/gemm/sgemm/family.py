@@ -9,7 +9,8 @@ Configurations
 ``... copied``     either, of copies of the operands that it would load or copy in pieces of less than 16 bytes, because
                    of an odd K or odd strides (gemm/tf32/split.cu)
 
-All take any strides; none of it reaches the bits.
+The copy engine fills rings where it can, and takes no lines that lie in one place or backwards; else all take any
+strides. None of it reaches the bits.
 """
 
 from __future__ import annotations
@@ -20,21 +21,26 @@ from .....planner.trials import ProductFamily
 from .....problem.product import Addresses, Launch, Product
 from ...driver import facts
 from ...driver.nvrtc import function_of
+from ...driver.tensormap import Encoder, encoder
 from ...driver.workspace import workspace
-from ..fp32 import epilogue, grid, serves, sides, types_of
+from ..fp32 import Fp32Side, epilogue, grid, serves, sides, types_of
 from ..model import Gpu, gpu_of
-from ..tf32.split import chain_cut, split_of
+from ..tf32.split import Cut, split_of
 from .model import MULTIPROCESSORS, PALETTE, microseconds
 from .tiles import (
     CONFIGS,
+    LINE,
     RingTile,
     SgemmConfig,
+    apart,
     blocks_of,
+    boxed,
     copiers_of,
     copies,
     in_step,
     loads,
     out_of_step,
+    pitch_of,
     shares_of,
     sure_of,
 )
@@ -53,7 +59,7 @@ class Sgemm(ProductFamily):
         return tuple(map(str, sorted(found, key=lambda config: microseconds(product, config, MULTIPROCESSORS))))
 
     def supports(self, product: Product, config: str) -> bool:
-        """Any strides."""
+        """Any strides that the tile can be filled from."""
         parsed = SgemmConfig.parse(config)
         return parsed is not None and _serves(product) and _fits(product, parsed)
 
@@ -86,9 +92,12 @@ def _fits(p: Product, config: SgemmConfig) -> bool:
     chain = p.contract.order.kind == "chain"
     if config.copied and not (chain and p.align >= 16 and any(out_of_step(p, config.tile))):
         return False
+    tile = config.sizes
+    seen = in_step(p, config.tile)[0] if config.copied else p
+    if isinstance(tile, RingTile) and boxed(seen, tile) and not apart(seen):
+        return False
     if not config.shared:
         return True
-    tile = config.sizes
     shares = shares_of(p, tile, MULTIPROCESSORS)
     counted = shares.columns * -(-p.k // tile.k) < 2**31  # panels, by the kernel
     return chain and counted and shares.uneven
@@ -112,16 +121,22 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
     spread = -(-math.prod(blocks) // multiprocessors)
     if spread < tile.blocks:
         shared = max(shared, kernel.shared_of(spread))
+    boxes = boxes_of(p, ring) if ring and boxed(p, ring) else None
+    operands = ["map" if boxes else "ptr"] * 2
     memory = ["ptr", "ptr"] if shares else [("ptr", 0), ("ptr", 0)]  # of sums, of flags
-    team = ("i32", shares.size if shares else 0)
+    scalars = [*steps, *epilogue(p), *sizes, ("f32", p.alpha), ("f32", p.beta)]
     launch = kernel.bind(
-        [*["ptr"] * 5, *steps, *epilogue(p), *sizes, ("f32", p.alpha), ("f32", p.beta), *memory, team],
+        [*operands, *["ptr"] * 3, *scalars, *memory, ("i32", shares.size if shares else 0)],
         grid=blocks,
         block=(tile.m * tile.n // (tile.thread_m * tile.thread_n) + 32 * int(defines.get("COPIERS", 0)),),
         shared=shared,
         pdl=True,
     )
-    # Parameters are (a, b, out, c, bias), the order of Addresses.
+
+    def first(at: Addresses) -> tuple[int | bytes, ...]:
+        """A kernel's first parameters, which have the order of Addresses."""
+        return (boxes[0](at.a), boxes[1](at.b), *at[2:5]) if boxes else at[:5]
+
     if shares:
         flags = -(-shares.blocks // 128) * 512  # bytes
         nbytes = flags + shares.blocks * tile.m * tile.n * 4
@@ -129,11 +144,11 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
         def enqueue(at: Addresses, stream: int) -> None:
             sums = workspace(nbytes, device)
             sums[:flags].zero_()
-            launch(stream, *at[:5], sums.data_ptr() + flags, sums.data_ptr())
+            launch(stream, *first(at), sums.data_ptr() + flags, sums.data_ptr())
     else:
 
         def enqueue(at: Addresses, stream: int) -> None:
-            launch(stream, *at[:5])
+            launch(stream, *first(at))
 
     return enqueue
 
@@ -141,7 +156,8 @@ def _bind(p: Product, config: SgemmConfig, device: int) -> Launch:
 def _bind_copied(p: Product, config: SgemmConfig, device: int) -> Launch:
     """Copies of the operands that are out of step, and the product of them."""
     inner, odd = in_step(p, config.tile)
-    multiply, cut = _bind(inner, config._replace(copied=False), device), chain_cut(p)
+    multiply, pitch = _bind(inner, config._replace(copied=False), device), pitch_of(p)
+    cut = Cut(leaf=pitch, padded=pitch, pitch=pitch, blocks=pitch // LINE, chunks=1, leaf_blocks=0)
     a, b = (split_of(p, x, cut, 0, device) if o else None for x, o in zip(sides(p), odd, strict=True))
     first = a.nbytes if a else 0
     nbytes = first + (b.nbytes if b else 0)
@@ -169,5 +185,26 @@ def _loading(p: Product) -> dict[str, int]:
 def _ringed(p: Product, tile: RingTile) -> dict[str, int]:
     """What gemm/sgemm/ring.cu wants to know beside the tile."""
     (deep_a, v_a), (deep_b, v_b) = copies(p, tile)
-    made = {"COPIERS": copiers_of(p, tile), "DEEP_A": deep_a, "V_A": v_a, "DEEP_B": deep_b, "V_B": v_b}
-    return {"LANES_M": tile.lanes, "STAGES": tile.stages, "AHEAD": tile.ahead, **made}
+    made = {"LANES_M": tile.lanes, "STAGES": tile.stages, "AHEAD": tile.ahead}
+    made |= {"BOXES": boxed(p, tile), "COPIERS": copiers_of(p, tile)}
+    return made | {"DEEP_A": deep_a, "V_A": v_a, "DEEP_B": deep_b, "V_B": v_b}
+
+
+def boxes_of(p: Product, tile: RingTile) -> list[Encoder]:
+    """Maps of A and B, whose lines are of K or, where those are contiguous, of rows."""
+    return [
+        _boxed(p, side, deep, rows, tile.k)
+        for side, (deep, _), rows in zip(sides(p), copies(p, tile), (tile.m, tile.n), strict=True)
+    ]
+
+
+def _boxed(p: Product, side: Fp32Side, deep: bool, rows: int, depth: int) -> Encoder:
+    line = side.k if not deep else side.row if side.rows > 1 else -(-p.k // 4) * 4
+    lines, length = (side.rows, p.k) if deep else (p.k, side.rows)
+    return encoder(
+        "float32",
+        sizes=(p.batch if side.batch else 1, lines, length),
+        strides=(side.batch or line * lines, line, 1),
+        box=(1, rows, LINE) if deep else (1, depth, rows),
+        swizzle=4 * LINE if deep else 0,
+    )

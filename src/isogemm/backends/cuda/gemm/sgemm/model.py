@@ -1,7 +1,8 @@
 """What the float32 kernels are expected to take: rounds of blocks, of which a multiprocessor holds several.
 
 Fitted to timings of 81 products on an H200, half of them drawn, the others slow; tiles of few rows to 46 drawn ones
-more, and the three largest to these and 27 whose lines are no multiples of 16 bytes: docs/design/0014-float32.md.
+more, and the three largest to these and 27 whose lines are no multiples of 16 bytes; rings that the copy engine fills
+to 43 more: docs/design/0014-float32.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from .tiles import (
     RingTile,
     SgemmConfig,
     blocks_of,
+    boxed,
     copies,
     in_step,
     loads,
@@ -45,6 +47,20 @@ WALKS = {
     "40x128 k32 s4": (38.3, 64.5),
     "48x128 k32 s4": (89.1, 70),
 }
+# The same of rings that the copy engine fills.
+FILLED = {
+    "12x8 k128 s5": (8.0, 1.75),
+    "8x32 k64 s4": (13.5, 4.7),
+    "16x16 k128 s3": (13.6, 3.1),
+    "20x16 k64 s5": (17.5, 4.2),
+    "16x32 k64 s4": (25.8, 5.2),
+    "20x32 k64 s4": (33.1, 5.4),
+    "32x32 k64 s4": (10, 14.7),
+    "32x64 k64 s3": (16, 24.9),
+    "56x64 k32 s4": (31, 43.7),
+    "40x128 k32 s4": (38, 57.5),
+    "48x128 k32 s4": (57, 67.5),
+}
 MULTIPROCESSORS = 132  # of an H200; ranks candidates, nothing else
 CYCLES, BYTES = 1980, 4.62e6  # of a microsecond: of a multiprocessor, from memory
 START, ROUND = 2.33, 1.64  # microseconds of a launch, and of filling and storing a round of tiles
@@ -71,15 +87,15 @@ def microseconds(p: Product, config: SgemmConfig, multiprocessors: int) -> float
         copying = START * (a + b) + 8 * p.k * p.batch * lines / BYTES
         return microseconds(inner, config._replace(copied=False), multiprocessors) + copying
     tile = config.sizes
-    alone, each = WALKS[config.tile]
     if isinstance(tile, RingTile):
+        alone, each = (FILLED if boxed(p, tile) else WALKS)[config.tile]
         (deep_a, v_a), (deep_b, v_b) = copies(p, tile)
         across = 2 - deep_a - deep_b
         alone, each = alone + SINGLES * across, together(each, LINES * across)
         each += PIECES[v_a] * tile.m + PIECES[v_b] * tile.n
     else:
         slower = _slower(p, config.tile)
-        alone, each = slower * alone, slower * each
+        alone, each = (slower * cycles for cycles in WALKS[config.tile])
     tiles = blocks_of(p, tile) * p.batch
     if config.shared:
         blocks = shares_of(p, tile, multiprocessors).blocks

@@ -9,11 +9,13 @@
 // issues in order, so a copy among its products would hold up the chain. What bounds it is what shared memory hands to
 // registers: TM + TN values a thread for TM * TN products, and either takes a cycle of its quarter of the multiprocessor.
 //
-// An operand lies in shared memory as it lies in memory (strides `_r` along m or n, `_k` along k), and is copied in pieces
-// of V values, as many as addresses and strides allow:
-//   DEEP      neighbours along k: lines of BK, in which pieces of 16 bytes are permuted so that those of neighbouring rows
-//             fall into different banks; fragments are 4 of K of a row
+// An operand lies in shared memory as it lies in memory (strides `_r` along m or n, `_k` along k), in pieces of V values, as
+// many as addresses and strides allow:
+//   DEEP      neighbours along k: a line of 128 bytes, 32 of K, for each row, and chunks of so many lines; pieces of 16 bytes
+//             are permuted so that those of neighbouring rows fall into different banks; fragments are 4 of K of a row
 //   not DEEP  neighbours along m or n: lines of rows; fragments are groups of up to 4 rows of one k
+// With BOXES the copy engine copies, at the word of one thread: what a warp of copiers issues, ten instructions for 512 bytes,
+// is lost to the walkers beside it, and all of a block wait for the last. Else V is 4, 2 or 1, and copies are asynchronous.
 
 #include "include/hopper_ptx.cu"
 #include "include/fp32_epilogue.cu"
@@ -21,7 +23,8 @@
 
 constexpr int LANES_N = 32 / LANES_M, WARPS_M = BM / (LANES_M * TM), WARPS_N = BN / (LANES_N * TN);
 constexpr int WALKERS = 32 * WARPS_M * WARPS_N, COPYING = 32 * COPIERS, THREADS = WALKERS + COPYING, STEPS = BK / 4, BUFFER = (BM + BN) * BK * 4;
-static_assert(!(DEEP_A || DEEP_B) || (BK & BK - 1) == 0);
+constexpr int LINE = 32, CHUNKS = BK / LINE, PIECES_OF_LINE = LINE / 4;
+static_assert((BK & BK - 1) == 0 && BUFFER % 1024 == 0);  // lines' numbers modulo 8 are the same in every buffer
 
 // All of 4 * V bytes if WHOLE, else `bytes` of them, at least 4; the rest becomes zeros, at the price of ten instructions.
 template <int V, bool WHOLE>
@@ -43,59 +46,99 @@ __device__ __forceinline__ void arrive_behind_copies(u32 bar) {
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// One operand: ROWS of a block, of which a thread multiplies T; LANES of a warp lie along them, `warp` warps before it.
-template <bool DEEP, int V, int ROWS, int T, int LANES>
+// One operand: ROWS of a block, of which a thread multiplies T; LANES of a warp lie along them, `warp` warps before it. It
+// begins BEFORE lines behind the beginning of a buffer.
+template <bool DEEP_, int V_, int ROWS_, int T, int LANES, int BEFORE>
 struct Side {
-  static constexpr int LINES = DEEP ? ROWS : BK, LENGTH = DEEP ? BK : ROWS;
-  static constexpr int PIECES = LENGTH / V, ACROSS = PIECES < COPYING ? PIECES : COPYING, TIMES = (PIECES + ACROSS - 1) / ACROSS;
-  static constexpr int EVERY = COPYING / ACROSS, COPIES = (LINES + EVERY - 1) / EVERY;
+  static constexpr bool DEEP = DEEP_;
+  static constexpr int V = V_, ROWS = ROWS_;
   static constexpr int W = T % 4 == 0 ? 4 : T % 2 == 0 ? 2 : 1;
   static constexpr bool EVEN = LANES * T % 8 == 0 || LANES * T == ROWS;  // a warp's rows begin at multiples of 8
   static constexpr int X = EVEN && LANES < 8 ? LANES : 8;  // of a row's number modulo 8, what a thread has to find out
   static_assert(EVEN || LANES % 4 == 0);
+  static_assert(!DEEP || ROWS % 4 == 0 || ROWS == 2 && BEFORE == 0);  // so that numbers of lines add up as by exclusive or
+
+  int first, read;
+  __device__ __forceinline__ Side(int warp, int lane)
+      : first(warp * LANES * T + lane * (DEEP ? 1 : W)), read(DEEP ? first * LINE * 4 + first % X * 16 : first * 4) {}
+  // The number modulo 8 of a chunk's first line, which permutes its pieces together with a row's.
+  static __device__ __forceinline__ constexpr int key(int chunk) { return (BEFORE + chunk * ROWS) % 8; }
+  // A thread's row t, among those of the block.
+  __device__ __forceinline__ int row(int t) const { return first + (DEEP ? t * LANES : t / W * W * LANES + t % W); }
+};
+
+#if BOXES
+#define SOURCE const __grid_constant__ Map
+
+// The copies of an operand's panels, from `k` of K on.
+template <class S>
+struct Copies {
+  const Map* map;
+  int row, k, item;
+  __device__ __forceinline__ Copies(const Map& map, i64, i64, i64 batch, i64 item, int row, int, int k, int)
+      : map(&map), row(row), k(k), item(batch ? (int)item : 0) {}
+  __device__ __forceinline__ void copy(u32 to, u32 full) {
+    if (S::DEEP) {
+#pragma unroll
+      for (int i = 0; i < CHUNKS; ++i) tma_load(to + i * S::ROWS * LINE * 4, map, full, k + i * LINE, row, item, 0);
+    } else {
+      tma_load(to, map, full, row, k, item, 0);
+    }
+    k += BK;
+  }
+};
+#else
+#define SOURCE const float*
+
+// The copies of an operand's panels, from `k` of K on, and a thread's part of them.
+template <class S>
+struct Copies {
+  static constexpr bool DEEP = S::DEEP;
+  static constexpr int V = S::V, ROWS = S::ROWS;
+  static constexpr int LINES = DEEP ? ROWS : BK, LENGTH = DEEP ? BK : ROWS, PITCH = DEEP ? LINE : ROWS;
+  static constexpr int PIECES = LENGTH / V, ACROSS = PIECES < COPYING ? PIECES : COPYING, TIMES = (PIECES + ACROSS - 1) / ACROSS;
+  static constexpr int EVERY = COPYING / ACROSS, COUNT = (LINES + EVERY - 1) / EVERY;
 
   const float* from;
   i64 line, across, panel;  // elements from one of a thread's copies to the next, down and along lines; from panel to panel
-  int rows, first, read;
+  int rows, copier;
 
-  __device__ __forceinline__ Side(const float* p, i64 r, i64 k, int row0, int rows, int copier, int warp, int lane)
-      : line(EVERY * (DEEP ? r : k)), across(ACROSS * V * (DEEP ? k : r)), panel(BK * k), rows(rows - row0),
-        first(warp * LANES * T + lane * (DEEP ? 1 : W)) {
+  __device__ __forceinline__ Copies(
+      const float* p, i64 r, i64 k, i64 batch, i64 item, int row0, int rows, int begin, int copier)
+      : line(EVERY * (DEEP ? r : k)), across(ACROSS * V * (DEEP ? k : r)), panel(BK * k), rows(rows - row0), copier(copier) {
     const int l = copier / ACROSS, x = copier % ACROSS * V;
-    from = p + (row0 + (DEEP ? l : x)) * r + (DEEP ? x : l) * k;
-    read = DEEP ? first * BK * 4 + first % X * 16 : first * 4;
+    from = p + item * batch + begin * k + (row0 + (DEEP ? l : x)) * r + (DEEP ? x : l) * k;
   }
   // The next panel, of which `left` of K are there.
-  __device__ __forceinline__ void copy(u32 to, int left, int copier) {
-    if (left >= BK && (DEEP || rows >= ROWS)) copy<true>(to, left, copier);
-    else copy<false>(to, left, copier);
+  __device__ __forceinline__ void copy(u32 to, int left) {
+    if (left >= BK && (DEEP || rows >= ROWS)) copy<true>(to, left);
+    else copy<false>(to, left);
     from += panel;
   }
   template <bool WHOLE>
-  __device__ __forceinline__ void copy(u32 to, int left, int copier) const {
+  __device__ __forceinline__ void copy(u32 to, int left) const {
     const int l = copier / ACROSS, lines = min(DEEP ? rows : WHOLE ? BK : left, LINES);
     if (COPYING % ACROSS && l >= EVERY) return;
 #pragma unroll
     for (int j = 0; j < TIMES; ++j) {
       const int x = (copier % ACROSS + j * ACROSS) * V, bytes = 4 * min(min(DEEP ? left : rows, LENGTH) - x, V);
       if (WHOLE ? PIECES % ACROSS && x >= LENGTH : bytes <= 0) continue;
+      const int chunk = x / LINE, y = DEEP ? x % LINE ^ ((l ^ S::key(chunk)) & 7) * 4 : x;
       const float* p = from + j * across;
-      u32 at = to + 4 * l * LENGTH;
+      u32 at = to + 4 * (l * PITCH + (DEEP ? chunk * ROWS * LINE : 0));
       int mine = (lines - l + EVERY - 1) / EVERY;
 #pragma unroll 1
-      for (int done = 0; done < COPIES; done += 8, mine -= 8, at += 32 * EVERY * LENGTH) {
+      for (int done = 0; done < COUNT; done += 8, mine -= 8, at += 32 * EVERY * PITCH) {
 #pragma unroll
-        for (int i = 0; i < 8 && i < COPIES; ++i, p += line) {
+        for (int i = 0; i < 8 && i < COUNT; ++i, p += line) {
           asm volatile("" : "+l"(p));  // one sum each, not a product
-          const int place = DEEP ? (x ^ (l & 7) * 4) ^ (i * EVERY & 7) * 4 : x;
-          if (i < mine) copy_async<V, WHOLE>(at + 4 * (i * EVERY * LENGTH + place), p, bytes);
+          if (i < mine) copy_async<V, WHOLE>(at + 4 * (i * EVERY * PITCH + (DEEP ? y ^ (i * EVERY & 7) * 4 : y)), p, bytes);
         }
       }
     }
   }
-  // A thread's row t, among those of the block.
-  __device__ __forceinline__ int row(int t) const { return first + (DEEP ? t * LANES : t / W * W * LANES + t % W); }
 };
+#endif
 
 // A step, 4 of K, of a thread's T rows.
 template <bool DEEP, int T>
@@ -111,24 +154,25 @@ struct Fragment {
   template <class S, int LANES>
   __device__ __forceinline__ void load(const u8* buffer, const S& s, int step) {
     if (DEEP) {  // a step is a piece; the thread gives the lowest bits of a row, the others are constants
+      const int chunk = step / PIECES_OF_LINE, piece = step % PIECES_OF_LINE ^ S::key(chunk);
 #pragma unroll
       for (int t = 0; t < T; ++t) {
-        const u8* p = buffer + (s.read ^ (step ^ t * LANES) % S::X * 16);
-        read<4>(v + t * 4, p + t * LANES * BK * 4 + ((t * LANES & 7 ^ step) & ~(S::X - 1)) * 16);
+        const int at = piece ^ t * LANES & 7;
+        read<4>(v + t * 4, buffer + (s.read ^ at % S::X * 16) + (chunk * S::ROWS + t * LANES) * LINE * 4 + (at & ~(S::X - 1)) * 16);
       }
     } else {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
 #pragma unroll
         for (int t = 0; t < T; t += S::W)
-          read<S::W>(v + k * T + t, buffer + s.read + ((step * 4 + k) * S::LENGTH + t * LANES) * 4);
+          read<S::W>(v + k * T + t, buffer + s.read + ((step * 4 + k) * S::ROWS + t * LANES) * 4);
       }
     }
   }
 };
 
-using A = Side<DEEP_A, V_A, BM, TM, LANES_M>;
-using B = Side<DEEP_B, V_B, BN, TN, LANES_N>;
+using A = Side<DEEP_A, V_A, BM, TM, LANES_M, 0>;
+using B = Side<DEEP_B, V_B, BN, TN, LANES_N, BM * CHUNKS>;
 
 struct Step {
   Fragment<DEEP_A, TM> a;
@@ -166,13 +210,18 @@ struct Turn {
 };
 
 // What copiers do of a walk.
-__device__ __forceinline__ void copy(A& a, B& b, Turn& turn, int count, int copier) {
+__device__ __forceinline__ void copy(Copies<A>& a, Copies<B>& b, Turn& turn, int count) {
 #pragma unroll 1
-  for (int left = count; left > 0; left -= BK) {
+  for (int left = count; left > 0; left -= BK, turn.next()) {
+    const u32 to_a = turn.buffer(), to_b = to_a + BM * BK * 4;
     barrier_wait(turn.empty(), turn.parity ^ 1);
-    a.copy(turn.buffer(), left, copier), b.copy(turn.buffer() + BM * BK * 4, left, copier);
+#if BOXES
+    barrier_expect(turn.full(), BUFFER);  // what lies beyond an edge counts as well: zeros
+    a.copy(to_a, turn.full()), b.copy(to_b, turn.full());
+#else
+    a.copy(to_a, left), b.copy(to_b, left);
     arrive_behind_copies(turn.full());
-    turn.next();
+#endif
   }
 }
 
@@ -207,7 +256,7 @@ __device__ __forceinline__ void leave(Turn& turn) {
 
 // The chain over `count` of K, continued in acc; a leaf ends with every `panels` of them where that is not 0.
 __device__ __forceinline__ void walk(
-    float (&acc)[TM][TN], float (&total)[LEAF ? TM : 1][TN], const u8* ring, A& a, B& b, Turn& turn, int count, int panels) {
+    float (&acc)[TM][TN], float (&total)[LEAF ? TM : 1][TN], const u8* ring, const A& a, const B& b, Turn& turn, int count, int panels) {
   barrier_wait(turn.full(), turn.parity);
   static_assert(STEPS % (AHEAD + 1) == 0);
   Step f[AHEAD + 1];
@@ -245,30 +294,31 @@ __device__ __forceinline__ void walk(
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS)
-sgemm(const float* a, const float* b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
+sgemm(SOURCE a, SOURCE b, void* out, const void* c, const void* bias, i64 a_r, i64 a_k, i64 a_batch, i64 b_r,
       i64 b_k, i64 b_batch, i64 out_r, i64 out_c, i64 out_batch, i64 c_r, i64 c_c, i64 c_batch, i64 bias_stride, int m, int n,
       int k, int batch, int leaf, float alpha, float beta, float* sums, u32* flags, int team) {
-  extern __shared__ __align__(128) u8 ring[];
+  extern __shared__ __align__(1024) u8 ring[];
   __shared__ u64 bars[2 * STAGES];
   const Lane lane;
   Turn turn{shared(ring), shared(bars)};
   for (int i = threadIdx.x; i < 2 * STAGES; i += THREADS)
-    barrier_init(turn.bars + i * 8, i < STAGES ? COPYING : WALKERS / 32);
+    barrier_init(turn.bars + i * 8, i >= STAGES ? WALKERS / 32 : BOXES ? 1 : COPYING);
+  barrier_init_fence();
   const int thread = part_of_block(), warp = thread / 32, copier = thread % COPYING;
+  const A x(warp / WARPS_N, lane.m);
+  const B y(warp % WARPS_N, lane.n);
   const bool parts = LEAF && leaf % BK;  // leaves that end within a panel are walked one by one
 
   each_part(m, n, k, batch, team, [&](int m0, int n0, i64 item, int start, int stop, bool last) {
-    A x(a + item * a_batch + start * a_k, a_r, a_k, m0, m, copier, warp / WARPS_N, lane.m);
-    B y(b + item * b_batch + start * b_k, b_r, b_k, n0, n, copier, warp % WARPS_N, lane.n);
     wait_for_predecessor();
     if (thread >= WALKERS) {
-      const float *const from_a = x.from, *const from_b = y.from;
-      for (int begin = 0; begin < k; begin += leaf) {
-        x.from = from_a + begin * a_k, y.from = from_b + begin * b_k;
-        copy(x, y, turn, parts ? min(k - begin, leaf) : stop - start, copier);
-        if (!parts || k - begin <= leaf) break;  // begin + leaf may not fit an int
+      if (BOXES && !elected()) return;
+      for (int begin = start;; begin += leaf) {
+        Copies<A> of_a(a, a_r, a_k, a_batch, item, m0, m, begin, copier);
+        Copies<B> of_b(b, b_r, b_k, b_batch, item, n0, n, begin, copier);
+        copy(of_a, of_b, turn, parts ? min(k - begin, leaf) : stop - start);
+        if (!parts || k - begin <= leaf) return;  // begin + leaf may not fit an int
       }
-      return;
     }
     const Epilogue e{out, c, bias, out_r, out_c, item * out_batch, c_r, c_c, item * c_batch, bias_stride, alpha, beta};
     float acc[TM][TN] = {}, total[LEAF ? TM : 1][TN] = {};

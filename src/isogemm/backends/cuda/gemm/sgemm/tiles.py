@@ -21,7 +21,11 @@ class BlockTile(NamedTuple):
 
 
 class RingTile(NamedTuple):
-    """What `BlockTile` has; lanes of a warp along m, buffers of the ring, and steps of 4 of K that are read ahead."""
+    """What `BlockTile` has; lanes of a warp along m, buffers of the ring, and steps of 4 of K that are read ahead.
+
+    `engine`: whether the copy engine fills the ring where it can. A thread of few sums loses nothing to a copying warp,
+    whose small copies are there sooner.
+    """
 
     m: int
     n: int
@@ -32,6 +36,7 @@ class RingTile(NamedTuple):
     stages: int
     ahead: int
     blocks: int
+    engine: bool
 
 
 TILES = {
@@ -40,26 +45,27 @@ TILES = {
     "64x64 k16": BlockTile(64, 64, 16, 8, 4, 4),
 }
 RINGS = {
-    "2x16 k128 s5": RingTile(2, 16, 1, 1, 2, 128, 5, 3, 4),
-    "2x32 k256 s3": RingTile(2, 32, 1, 1, 2, 256, 3, 3, 2),
-    "4x16 k256 s4": RingTile(4, 16, 1, 1, 4, 256, 4, 3, 2),
-    "8x8 k128 s5": RingTile(8, 8, 2, 1, 4, 128, 5, 7, 5),
-    "12x8 k128 s5": RingTile(12, 8, 3, 1, 4, 128, 5, 3, 4),
-    "8x16 k256 s3": RingTile(8, 16, 2, 1, 4, 256, 3, 3, 3),
-    "8x16 k128 s4": RingTile(8, 16, 2, 2, 4, 128, 4, 3, 4),
-    "8x32 k64 s4": RingTile(8, 32, 2, 2, 4, 64, 4, 1, 5),
-    "8x32 k128 s4": RingTile(8, 32, 2, 2, 4, 128, 4, 1, 2),
-    "16x16 k128 s3": RingTile(16, 16, 4, 2, 4, 128, 3, 1, 4),
-    "20x16 k64 s5": RingTile(20, 16, 5, 2, 4, 64, 5, 1, 4),
-    "16x32 k64 s4": RingTile(16, 32, 4, 4, 4, 64, 4, 1, 4),
-    "20x32 k64 s4": RingTile(20, 32, 5, 4, 4, 64, 4, 1, 4),
-    "32x32 k64 s4": RingTile(32, 32, 4, 2, 8, 64, 4, 1, 3),
-    "32x64 k64 s3": RingTile(32, 64, 4, 4, 4, 64, 3, 1, 3),
-    "56x64 k32 s4": RingTile(56, 64, 7, 4, 8, 32, 4, 1, 3),
-    "40x128 k32 s4": RingTile(40, 128, 5, 8, 8, 32, 4, 1, 2),
-    "48x128 k32 s4": RingTile(48, 128, 6, 8, 8, 32, 4, 1, 2),
+    "2x16 k128 s5": RingTile(2, 16, 1, 1, 2, 128, 5, 3, 4, False),
+    "2x32 k256 s3": RingTile(2, 32, 1, 1, 2, 256, 3, 3, 2, False),
+    "4x16 k256 s4": RingTile(4, 16, 1, 1, 4, 256, 4, 3, 2, False),
+    "8x8 k128 s5": RingTile(8, 8, 2, 1, 4, 128, 5, 7, 5, False),
+    "12x8 k128 s5": RingTile(12, 8, 3, 1, 4, 128, 5, 3, 4, True),
+    "8x16 k256 s3": RingTile(8, 16, 2, 1, 4, 256, 3, 3, 3, False),
+    "8x16 k128 s4": RingTile(8, 16, 2, 2, 4, 128, 4, 3, 4, False),
+    "8x32 k64 s4": RingTile(8, 32, 2, 2, 4, 64, 4, 1, 5, True),
+    "8x32 k128 s4": RingTile(8, 32, 2, 2, 4, 128, 4, 1, 2, False),
+    "16x16 k128 s3": RingTile(16, 16, 4, 2, 4, 128, 3, 1, 4, True),
+    "20x16 k64 s5": RingTile(20, 16, 5, 2, 4, 64, 5, 1, 4, True),
+    "16x32 k64 s4": RingTile(16, 32, 4, 4, 4, 64, 4, 1, 4, True),
+    "20x32 k64 s4": RingTile(20, 32, 5, 4, 4, 64, 4, 1, 4, True),
+    "32x32 k64 s4": RingTile(32, 32, 4, 2, 8, 64, 4, 1, 3, True),
+    "32x64 k64 s3": RingTile(32, 64, 4, 4, 4, 64, 3, 1, 3, True),
+    "56x64 k32 s4": RingTile(56, 64, 7, 4, 8, 32, 4, 1, 3, True),
+    "40x128 k32 s4": RingTile(40, 128, 5, 8, 8, 32, 4, 1, 2, True),
+    "48x128 k32 s4": RingTile(48, 128, 6, 8, 8, 32, 4, 1, 2, True),
 }
 SHARED, COPIED = " sk", " copied"
+LINE = 32  # of K, that a line of a ring's buffer has
 MOST_OF_A_TEAM = 8  # blocks, one to each tile along m
 
 
@@ -131,6 +137,16 @@ def copiers_of(p: Product, tile: RingTile) -> int:
     return 1 if min(values for _, values in copies(p, tile)) == 4 else 2
 
 
+def boxed(p: Product, tile: RingTile) -> bool:
+    """Whether the copy engine fills a ring: all lines of both operands begin at multiples of 16 bytes."""
+    return tile.engine and min(values for _, values in copies(p, tile)) == 4
+
+
+def apart(p: Product) -> bool:
+    """Whether lines and items of both operands lie one behind another, as the copy engine needs it."""
+    return all(side.batch >= 0 and side.k > 0 and (side.rows == 1 or side.row > 0) for side in sides(p))
+
+
 def out_of_step(p: Product, tile: str) -> tuple[bool, bool]:
     """Whether a kernel has to load or copy less than 16 bytes of A at once, and of B."""
     if tile in TILES:
@@ -140,10 +156,15 @@ def out_of_step(p: Product, tile: str) -> tuple[bool, bool]:
     return a, b
 
 
+def pitch_of(p: Product) -> int:
+    """From row to row of a copy, whose rows begin lines of the cache."""
+    return -(-p.k // LINE) * LINE
+
+
 def in_step(p: Product, tile: str) -> tuple[Product, tuple[bool, bool]]:
-    """The product of copies whose rows of K lie a multiple of 16 bytes apart, and which of A and B are copied."""
+    """The product of copies whose rows of K lie a multiple of 128 bytes apart, and which of A and B are copied."""
     a, b = out_of_step(p, tile)
-    pitch = -(-p.k // 4) * 4
+    pitch = pitch_of(p)
     x = Strides(pitch, 1, p.m * pitch if p.batch > 1 and p.a.batch else 0) if a else p.a
     y = Strides(1, pitch, p.n * pitch if p.batch > 1 and p.b.batch else 0) if b else p.b
     return replace(p, a=x, b=y), (a, b)

@@ -105,7 +105,10 @@ _PANELS = (
     "                        poke32(y, as_bits(add32(as_float(peek32(y)), as_float(x))))\n"
     "            elif d[f.PLAIN] != 0:\n",
 )
-_IMPORTS = ("import epilogue_tile, peek32, poke32", "import add32, as_bits, as_float, epilogue_tile, peek32, poke32")
+_IMPORTS = (
+    "import epilogue_tile, peek32, peek32_at, poke32, poke32_at",
+    "import add32, as_bits, as_float, epilogue_tile, peek32, peek32_at, poke32, poke32_at",
+)
 
 
 def check() -> dict[str, int]:

@@ -159,3 +159,93 @@ def test_packed_and_plain_weights_of_one_shape_are_calls_of_two_kinds():
         assert_same(isogemm.linear(*others), product(others[0], others[1].T))
         assert_same(isogemm.linear(x, packed), product(x, w.T))
         assert_same(isogemm.linear(x, w), product(x, w.T))
+
+
+def items(a, b):
+    """The product of each item, by itself."""
+    return np.stack([product(x, y) for x, y in zip(a, b, strict=True)])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_stacks_of_equal_sizes_are_told_apart(threads):
+    """Extents, strides and axes of stacks are compared behind the look-up by sizes, as those of matrices are."""
+    held = isogemm.get_num_threads()
+    isogemm.set_num_threads(threads)
+    a, b = values((12, 10, 20), seed=1), values((12, 20, 40), seed=2)
+    calls = [
+        (a, b),
+        (a.reshape(6, 20, 20), b.reshape(6, 20, 80)),
+        (a.reshape(12, 20, 10).swapaxes(1, 2), b),
+        (a, b.reshape(12, 40, 20).swapaxes(1, 2)),
+        (a[::-1], b[:, ::-1]),
+        (np.broadcast_to(a[3], a.shape), b),
+        (values((24, 10, 20), seed=3)[::2], b),
+        (laid(a.reshape(120, 20), "padded").reshape(12, 10, 20), b),
+    ]
+    calls += [(values((40, 9, 7), seed=4), values((40, 7, 33), seed=5)), (a[:1], b[:1]), (a[:, :1], b[:, :, :1])]
+    wants = [items(*call) for call in calls]
+    flat = a.reshape(120, 20), values((20, 480), seed=6)  # a matrix of each size
+    shared = np.broadcast_to(b[0], b.shape)
+    try:
+        for _ in range(3):
+            for (x, y), want in zip(calls, wants, strict=True):
+                assert_same(isogemm.matmul(x, y), want)
+                assert_same(isogemm.gemm_strided_batched(x, y), want)
+                assert_same(isogemm.matmul(x, y, out=poisoned(want.shape)), want)
+            assert_same(isogemm.matmul(*flat), product(*flat))
+            assert_same(isogemm.matmul(a, shared), items(a, shared))
+            lead = (2, 3, 2)
+            assert_same(
+                isogemm.matmul(a.reshape(*lead, 10, 20), b.reshape(*lead, 20, 40)).reshape(12, 10, 40), wants[0]
+            )
+        assert all((execute.again(execute.PRODUCT, x, y) is None) == (len(x) == 1) for x, y in calls)
+        assert execute.again(execute.PRODUCT, a, b.reshape(24, 10, 40)) is None
+        assert execute.again(execute.PRODUCT, a, shared) is None
+    finally:
+        isogemm.set_num_threads(held)
+    for wrong in (b[:11], b[:, :19]):
+        with pytest.raises(isogemm.errors.ShapeError):
+            isogemm.matmul(a, wrong)
+        with pytest.raises(isogemm.errors.ShapeError):
+            isogemm.gemm_strided_batched(a, wrong)
+
+
+def test_the_output_of_a_stack_is_looked_at_in_calls_like_one_before_too():
+    a, b, room = values((5, 6, 20), seed=1), values((5, 20, 20), seed=2), poisoned((10, 6, 20))
+    want = items(a, b)
+    for _ in range(2):
+        assert_same(isogemm.matmul(a, b, out=poisoned(want.shape)), want)
+    outs = [room[:5], room[::2], poisoned((5, 20, 6)).swapaxes(1, 2)]
+    assert [execute.again(execute.INTO, a, b, out) is out for out in outs] == [True, False, False]
+    for out in outs:
+        assert isogemm.matmul(a, b, out=out) is out
+        assert_same(out, want)
+    fixed = poisoned(want.shape)
+    fixed.flags.writeable = False
+    with pytest.raises(isogemm.errors.LayoutError):
+        isogemm.matmul(a, b, out=fixed)
+    held = np.concatenate([a, a, a])
+    for x, out in ((held[:5], held[4:9]), (held[5:10], held[:10][1:6])):
+        before = held.copy()
+        assert execute.again(execute.INTO, x, b, out) is None
+        with pytest.raises(isogemm.errors.AliasError):
+            isogemm.matmul(x, b, out=out)
+        assert_same(held, before)
+    assert execute.again(execute.INTO, held[:5], b, held[5:10]) is not None
+    assert_same(held[5:10], want)
+
+
+def test_stacks_of_tensors_take_the_short_way_and_have_the_same_bits():
+    torch = pytest.importorskip("torch")
+    for dtype in DTYPES:
+        a, b = values((7, 6, 20), dtype, seed=1), values((7, 20, 24), dtype, seed=2)
+        x, y = (torch.from_numpy(z.view(np.int16) if z.dtype == BF16 else z) for z in (a, b))
+        if dtype == BF16:
+            x, y = x.view(torch.bfloat16), y.view(torch.bfloat16)
+        want = items(a, b)
+        for _ in range(3):
+            for found in (isogemm.matmul(x, y), isogemm.gemm_strided_batched(x, y)):
+                assert found.dtype is x.dtype
+                assert_same(found.float().numpy(), want.astype(F32))
+            turned = y.mT.contiguous().mT
+            assert_same(isogemm.matmul(x, turned).float().numpy(), want.astype(F32))

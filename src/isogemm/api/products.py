@@ -9,6 +9,7 @@ column of op(B), their dtypes and the contract alone: not of m, n, strides, form
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, cast
 
 import numpy as np
@@ -102,6 +103,9 @@ def matmul(
             return found
         if out is None and b.ndim == 2 and _are_rows(a, b.shape[0]):
             return matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
+        if out is None and a.ndim > 3 and _are_stacks(a, b):
+            (m, k), n = a.shape[-2:], b.shape[-1]
+            return matmul(a.reshape(-1, m, k), b.reshape(-1, k, n)).reshape(*a.shape[:-1], n)
     if contract is not None or mode is not None:
         contract = contract if mode is None else contract_of(mode, contract)
         if _is_default(contract, a, b):
@@ -115,24 +119,26 @@ def matmul(
         and contract is None
         and out_dtype is None
         and accumulate is False
-        and a.ndim == 2
-        and b.ndim == 2
+        and a.ndim == b.ndim
+        and a.ndim in (2, 3)
     ):
         dtype = a.dtype
-        (m, k), (rows, n) = a.shape, b.shape
+        (*stack, m, k), (*other, rows, n) = a.shape, b.shape
         if (
             k == rows
+            and stack == other
             and dtype is b.dtype
             and (dtype is FLOAT32 or dtype is BFLOAT16 or dtype is FLOAT16)
-            and 0 < m * n <= _SMALL
+            and 0 < prod(stack) * m * n <= _SMALL
             and a.flags.aligned
             and b.flags.aligned
+            and (not stack or (stack[0] > 1 and b.strides[0]))
         ):
             if out is None:
-                out = _empty((m, n), dtype)
-            elif not _fits(out, dtype, (m, n), a, b):
+                out = _empty((*stack, m, n), dtype)
+            elif not _fits(out, dtype, (*stack, m, n), a, b):
                 return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
-            _host.gemm(a, b, out, PLAIN)
+            (_host.gemm_batched if stack else _host.gemm)(a, b, out, PLAIN)
             _learn(form, a, b, out)
             return out
     elif type(a) in _TENSORS:
@@ -252,7 +258,14 @@ def _are_rows(x: Any, k: int) -> bool:
     return x.ndim not in (0, 2) and x.shape[-1] == k and x.size > 0 and x.flags.c_contiguous
 
 
-def _fits(out: Any, dtype: Any, shape: tuple[int, int], *operands: Any) -> bool:
+def _are_stacks(a: Any, b: Any) -> bool:
+    """Whether arrays of as many axes are stacks of as many matrices, which lie one behind another."""
+    if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        return False
+    return bool(a.size and b.size and a.flags.c_contiguous and b.flags.c_contiguous)
+
+
+def _fits(out: Any, dtype: Any, shape: tuple[int, ...], *operands: Any) -> bool:
     """Whether a result can go there without a further look."""
     return (
         out.dtype is dtype
@@ -379,6 +392,20 @@ def gemm_strided_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
+    if (
+        c is bias is out_dtype is None
+        and beta is None
+        and mode is None
+        and accumulate is False
+        and type(alpha) is float
+        and alpha == 1
+        and type(a) is type(b) is _ndarray
+        and a.ndim == b.ndim == 3
+        and a.shape[0] == b.shape[0]
+        and type(trans_a) is type(trans_b) is str
+        and trans_a == trans_b == "N"
+    ):
+        return matmul(a, b, contract=contract, out=out)
     beta = 0.0 if beta is None and c is None else beta_of_c(beta, accumulate)
     contract = contract if mode is None else contract_of(mode, contract)
     given = Options(contract, alpha, beta, out_dtype, accumulate, trans_a, trans_b)

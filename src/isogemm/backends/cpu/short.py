@@ -56,8 +56,9 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
         return None
     if b.get_device() >= 0 or ((a.requires_grad or b.requires_grad) and sys.modules["torch"].is_grad_enabled()):
         return None
-    lead = None
-    if a.dim() != (3 if kind == "gemm_strided_batched" else 2):
+    lead, axes = None, a.dim()
+    stacked = axes == 3 and (kind == "matmul" or kind == "gemm_strided_batched")
+    if not stacked and (axes != 2 or kind == "gemm_strided_batched"):
         if kind != "linear" or out is not None or not a.is_contiguous() or a.dim() == 0:
             return None
         lead = a.shape[:-1]
@@ -91,11 +92,14 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
 
 
 def _compute(form: int, a: Any, b: Any, bias: Any, out: Any, asked: Settings) -> None:
-    """x @ w.T or a @ b, as a call like this one did if one came before."""
+    """x @ w.T or a @ b, or of each item of stacks, as a call like this one did if one came before."""
     if asked is PLAIN and again(form, a, b, out, bias) is not None:
         return
-    gemm(a, b.T if form == LINEAR_INTO else b, out, asked, bias=bias)
-    if asked is PLAIN:
+    if out.ndim == 3:
+        gemm_batched(a, b, out, asked, bias=bias)
+    else:
+        gemm(a, b.T if form == LINEAR_INTO else b, out, asked, bias=bias)
+    if asked is PLAIN and (bias is None or out.ndim == 2):
         learn(form, a, b, out, bias)
 
 
@@ -106,7 +110,7 @@ def _stacked(a: Any, b: Any, bias: Any, into: Any, asked: Settings) -> Any:
     if b.shape[:2] != (count, k) or shared or not 0 < count * m * n <= _SMALL:
         return None
     found, result = empty((count, m, n), into)
-    gemm_batched(a, b, result, asked, bias=bias)
+    _compute(INTO, a, b, bias, result, asked)
     return found
 
 

@@ -32,9 +32,11 @@ CONTINUES = 1
 NEVER_SEEN = -1
 # FROM_MEMORY: flags for the walk of few rows, or bytes ahead that tiles ask for packed weights, where SEEN is not 1.
 
-# Words of a header behind the pool's, in the template of a single product: the entry and how many chunks it is called
-# for, flags, and what its operands are like where the call that brings them has looked at nothing else.
-FUNCTION, CHUNKS, FLAGS, LIKE_A, LIKE_B, LIKE_OUT = 8, 9, 10, 11, 17, 23
+# Words of a header behind the pool's, in the template of a product or a batch: the entry and how many chunks it is
+# called for, flags, and what its operands are like where the call that brings them has looked at nothing else.
+FUNCTION, CHUNKS, FLAGS, LIKE_A, LIKE_B, LIKE_OUT = 8, 9, 10, 11, 20, 29
+# Words of what an operand is like: its axes, up to three extents and strides, its type, and bytes from first to last.
+AXES, EXTENTS, STRIDES, TYPE, SPAN, LIKE_WORDS = 0, 1, 4, 7, 8, 9
 # Flags: A and B have changed places; A and B are compared; so is the output, which may not be written or be theirs.
 SWAPPED, COMPARED, INTO = 1, 2, 4
 

@@ -26,10 +26,10 @@ from ..emit import descriptor as f
 from ..pool import MAX_CHUNKS, stride_of
 from . import measure  # noqa: F401  # which is asked for what decides
 from .facts import facts
-from .launch import BUSY, Batch, launch_rows, launch_single, likeness, starter
+from .launch import BUSY, Batch, batched, launch_rows, launch_single, likeness, starter
 from .packed import PackedWeight
 from .schedule import Schedule
-from .tasks import Epilogue, task_for
+from .tasks import Epilogue, Task, task_for
 
 __all__ = ["again", "gemm", "gemm_batched", "gemm_items", "gemm_stack", "learn"]
 
@@ -108,10 +108,10 @@ def _kind(form: int, a: Array, b: Array | PackedWeight, out: Array | None, bias:
 def learn(form: int, a: Array, b: Array | PackedWeight, out: Array, bias: Array | None = None) -> None:
     """Let `again` take calls like this one, checked and computed: a plain product, and a bias of numbers side by side.
 
-    `out` is new, or the caller's.
+    Operands are matrices, or of a form without a bias stacks of as many. `out` is new, or the caller's.
     """
     lines, size = (b, b.size) if isinstance(b, np.ndarray) else (b.lines, b.shape)
-    if not a.dtype is lines.dtype is out.dtype is FLOAT32:
+    if not a.dtype is lines.dtype is out.dtype is FLOAT32 or (out.ndim == 3 and len(out) == 1):
         return
     if bias is not None and (bias.dtype is not FLOAT32 or bias.strides != (4,)):
         return
@@ -120,12 +120,17 @@ def learn(form: int, a: Array, b: Array | PackedWeight, out: Array, bias: Array 
     if into and min(min(like) for like in likes) < 0:
         return
     threads, added = get_num_threads(), None if bias is None else Epilogue(PLAIN, None, bias)
-    task = task_for(a, b.T if form in (LINEAR, LINEAR_INTO) and isinstance(b, np.ndarray) else b, out, added, threads)
-    rows = task.rows.copy()
+    if out.ndim == 3 and not isinstance(b, PackedWeight):
+        task, batch = _batch_of(a, b, out)
+        rows, wanted = batched(task, batch)
+    else:
+        turned = form in (LINEAR, LINEAR_INTO) and not isinstance(b, PackedWeight)
+        task = task_for(a, b.T if turned else b, out, added, threads)  # type: ignore[union-attr]
+        rows, wanted = task.rows.copy(), task.threads
     rows[0, f.FLAGS] |= f.COMPARED | (f.INTO if into else 0)
-    rows[0, f.LIKE_A : f.LIKE_OUT + 6] = np.ravel(likes)
+    rows[0, f.LIKE_A : f.LIKE_OUT + f.LIKE_WORDS] = np.ravel(likes)
     room = stride_of(task.scratch)
-    known = out.shape, starter(), room, task.threads, room * task.threads, id(rows), rows
+    known = out.shape, starter(), room, wanted, room * wanted, id(rows), rows
     _kinds.keep(_kind(form, a, b, out if into else None, bias), known)
     _known.keep((form, bias is None, a.size, size, threads), known)
 
@@ -141,16 +146,22 @@ def gemm_batched(
     if count == 1 or not _has_kernels(asked.contract):
         gemm_items([(a[i], b[i], out[i], None if c is None else c[i]) for i in range(count)], asked, bias=bias)
         return
-    a0, b0, out0, c0 = a[0], b[0], out[0], None if c is None else c[0]
-    epilogue = None if c is None and bias is None and asked.alpha == 1.0 else Epilogue(asked, c0, bias)
-    task = task_for(a0, b0, out0, epilogue, 1)
+    first = None if c is None else c[0]
+    epilogue = None if c is None and bias is None and asked.alpha == 1.0 else Epilogue(asked, first, bias)
+    task, batch = _batch_of(a, b, out, c, epilogue)
     if task.copies_c and c is not None:
         out[...] = c
+    launch_single(task, a[0], b[0], out[0], epilogue, batch)
+
+
+def _batch_of(
+    a: Array, b: Array, out: Array, c: Array | None = None, epilogue: Epilogue | None = None
+) -> tuple[Task, Batch]:
+    """The task of an item, for one thread, and how the items follow one another."""
+    task, count = task_for(a[0], b[0], out[0], epilogue, 1), out.shape[0]
     threads, per_chunk = chunking(count, task.work * count, task.work)
-    batch = Batch(
-        count, per_chunk, a.strides[0], b.strides[0], out.strides[0], 0 if c is None else c.strides[0], threads
-    )
-    launch_single(task, a0, b0, out0, epilogue, batch)
+    step_c = 0 if c is None else c.strides[0]
+    return task, Batch(count, per_chunk, a.strides[0], b.strides[0], out.strides[0], step_c, threads)
 
 
 @uncompiled

@@ -36,37 +36,50 @@ _WRITEABLE = 0x400
 @njit
 def _is_like(array, known, at):
     """Whether an array has the extents, strides and type that are `known` (`likeness`), and whole words."""
-    if peek32(array + _AXES) != 2 or peek64(array + _DATA) & 3 or peek64(array + _TYPE) != known[0, at + 4]:
+    axes = known[0, at + f.AXES]
+    if peek32(array + _AXES) != axes or peek64(array + _DATA) & 3 or peek64(array + _TYPE) != known[0, at + f.TYPE]:
         return False
     extents, strides = peek64(array + _EXTENTS), peek64(array + _STRIDES)
-    same = peek64(extents) == known[0, at] and peek64(extents + 8) == known[0, at + 1]
-    return same and peek64(strides) == known[0, at + 2] and peek64(strides + 8) == known[0, at + 3]
+    for i in range(axes):
+        if peek64(extents + 8 * i) != known[0, at + f.EXTENTS + i]:
+            return False
+        if peek64(strides + 8 * i) != known[0, at + f.STRIDES + i]:
+            return False
+    return True
 
 
 @njit
 def _are_apart(x, nbytes, out, known):
     """Whether no byte between an operand's first and last element is between those of the output."""
     x, out = peek64(x + _DATA), peek64(out + _DATA)
-    return x + nbytes <= out or out + known[0, f.LIKE_OUT + 5] <= x
+    return x + nbytes <= out or out + known[0, f.LIKE_OUT + f.SPAN] <= x
 
 
 @njit
 def _is_added(bias, known):
     """Whether an array is a number of A's type for each column of the output, side by side, in whole words."""
-    if peek32(bias + _AXES) != 1 or peek64(bias + _DATA) & 3 or peek64(bias + _TYPE) != known[0, f.LIKE_A + 4]:
+    if peek32(bias + _AXES) != 1 or peek64(bias + _DATA) & 3 or peek64(bias + _TYPE) != known[0, f.LIKE_A + f.TYPE]:
         return False
-    same = peek64(peek64(bias + _EXTENTS)) == known[0, f.LIKE_OUT + 1]
-    return same and peek64(peek64(bias + _STRIDES)) == 4
+    return peek64(peek64(bias + _EXTENTS)) == _columns(known) and peek64(peek64(bias + _STRIDES)) == 4
+
+
+@njit
+def _columns(known):
+    return known[0, f.LIKE_OUT + f.EXTENTS + known[0, f.LIKE_OUT + f.AXES] - 1]
 
 
 def likeness(array: Array) -> tuple[int, ...]:
-    """What `_is_like` compares of a matrix, and, where its strides are not negative, how many bytes it lies in."""
-    (rows, columns), (down, along) = array.shape, array.strides
-    return rows, columns, down, along, id(array.dtype), (rows - 1) * down + (columns - 1) * along + array.itemsize
+    """What `_is_like` compares of a matrix or a stack of them, and how many bytes it lies in.
+
+    That is less than there are, or negative, where a stride is.
+    """
+    none = (0,) * (f.STRIDES - f.EXTENTS - array.ndim)
+    span = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True)) + array.itemsize
+    return array.ndim, *array.shape, *none, *array.strides, *none, id(array.dtype), span
 
 
 def _start(control, threads, scratch, stride, template, a, b, out, bias):
-    """Fill in the addresses of a single product and run it, or return BUSY or UNLIKE: a kernel for `Pool.run`.
+    """Fill in the addresses of a product or a batch and run it, or return BUSY or UNLIKE: a kernel for `Pool.run`.
 
     Arrays come as the addresses of their objects (`id`), which the caller keeps; 0 for a bias that is none, or that
     the template has.
@@ -80,9 +93,9 @@ def _start(control, threads, scratch, stride, template, a, b, out, bias):
     if flags & f.INTO and not (
         _is_like(out, known, f.LIKE_OUT)
         and peek32(out + _FLAGS) & _WRITEABLE
-        and _are_apart(a, known[0, f.LIKE_A + 5], out, known)
-        and _are_apart(b, known[0, f.LIKE_B + 5], out, known)
-        and (bias == 0 or _are_apart(bias, 4 * known[0, f.LIKE_OUT + 1], out, known))
+        and _are_apart(a, known[0, f.LIKE_A + f.SPAN], out, known)
+        and _are_apart(b, known[0, f.LIKE_B + f.SPAN], out, known)
+        and (bias == 0 or _are_apart(bias, 4 * _columns(known), out, known))
     ):
         return UNLIKE
     if not take(control, threads):
@@ -144,21 +157,24 @@ class Batch:
     threads: int
 
 
+def batched(task: Task, batch: Batch) -> tuple[NDArray[np.int64], int]:
+    """The template of a batch, and the threads that it is for."""
+    rows = task.rows.copy()
+    steps = (batch.step_b, batch.step_a) if task.swapped else (batch.step_a, batch.step_b)
+    rows[0, :8] = (batch.count, batch.per_chunk, 0, 1, *steps, batch.step_out, batch.step_c)
+    rows[1, f.GRID_M : f.GRID_N + 1] = 1
+    rows[1, f.SEEN] = f.NEVER_SEEN  # of one item's weights at most
+    rows[0, f.CHUNKS] = -(-batch.count // batch.per_chunk)
+    return rows, min(batch.threads, int(rows[0, f.CHUNKS]))
+
+
 def launch_single(
     task: Task, a: Array, b: Array | PackedWeight, out: Array, epilogue: Epilogue | None, batch: Batch | None = None
 ) -> None:
     """Run one product, or a batch of which these are the first operands."""
     if isinstance(b, PackedWeight):
         b = b.lines
-    rows, wanted = task.rows, task.threads
-    if batch is not None:
-        rows = rows.copy()
-        steps = (batch.step_b, batch.step_a) if task.swapped else (batch.step_a, batch.step_b)
-        rows[0, :8] = (batch.count, batch.per_chunk, 0, 1, *steps, batch.step_out, batch.step_c)
-        rows[1, f.GRID_M : f.GRID_N + 1] = 1
-        rows[1, f.SEEN] = 0  # of one item's weights at most
-        rows[0, f.CHUNKS] = -(-batch.count // batch.per_chunk)
-        wanted = min(batch.threads, int(rows[0, f.CHUNKS]))
+    rows, wanted = (task.rows, task.threads) if batch is None else batched(task, batch)
     if epilogue is not None:
         rows = rows.copy()
         add_epilogue(rows[1], epilogue)

@@ -11,7 +11,7 @@ from numba import types
 
 from ....base.jit import njit
 from ..emit import descriptor as f
-from ..emit.scalars import epilogue_tile, peek32, poke32
+from ..emit.scalars import epilogue_tile, peek32, peek32_at, poke32, poke32_at
 from ..emit.vectors import CACHE_LINE, FLOAT32
 from .micro import MR, NEXT_PANEL, NEXT_ROWS, NR, UNROLL, WIDTH
 from .routines import call7, call10
@@ -33,8 +33,8 @@ def pack_columns(d, dst, j0, columns, p0, kb):
                 call7(d[f.PACK_B], panel + v * 4, step, src, d[f.B_CS], d[f.B_RS], kb, count)
             else:
                 for kk in range(kb):
-                    for lane in range(v, NR):
-                        poke32(panel + kk * step + lane * 4, 0)
+                    for lane in range(NR - v):
+                        poke32_at(panel + kk * step + v * 4, lane, 0)
                 break
 
 
@@ -75,12 +75,14 @@ def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, flags, tile):
     c_rs = d[f.O_RS]
     if flags & f.CONTINUES:
         for i in range(rows):
-            for j in range(NR):
-                poke32(tile + (i * NR + j) * 4, peek32(c + i * c_rs + j * 4) if j < columns else 0)
+            for j in range(columns):
+                poke32_at(tile + i * NR * 4, j, peek32_at(c + i * c_rs, j))
+            for j in range(columns, NR):
+                poke32_at(tile + i * NR * 4, j, 0)
     _tile(d, rows, kb, a, b, b_rs, tile, NR * 4, flags)
     for i in range(rows):
         for j in range(columns):
-            poke32(c + i * c_rs + j * 4, peek32(tile + (i * NR + j) * 4))
+            poke32_at(c + i * c_rs, j, peek32_at(tile + i * NR * 4, j))
 
 
 @njit

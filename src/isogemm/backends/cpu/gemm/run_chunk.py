@@ -50,13 +50,15 @@ def run_tasks(tasks, chunk, scratch):
     if tasks[0, STEPS] != 0:
         # One descriptor for the whole batch: addresses advance by constant steps.
         d = carray(pointer_to_words(scratch + 64), (f.FIELDS,))
-        for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):
-            # As slices, the words of a mismatch would take a fifth of the time to compile all.
-            for j in range(f.FIELDS):
-                d[j] = tasks[1, j]
-            for word, field in ((STEP_A, f.A), (STEP_B, f.B), (STEP_OUT, f.OUT), (STEP_C, f.C)):
-                d[field] += item * tasks[0, word]
+        for j in range(f.FIELDS):  # as slices, the words of a mismatch would take a fifth of the time to compile all
+            d[j] = tasks[1, j]
+        begin = chunk * per_chunk
+        for word, field in ((STEP_A, f.A), (STEP_B, f.B), (STEP_OUT, f.OUT), (STEP_C, f.C)):
+            d[field] += begin * tasks[0, word]
+        for item in range(begin, min(items, begin + per_chunk)):
             run_block(d, job, item, first, first, scratch)
+            for word, field in ((STEP_A, f.A), (STEP_B, f.B), (STEP_OUT, f.OUT), (STEP_C, f.C)):
+                d[field] += tasks[0, word]
         return
     if per_chunk > 0:
         for item in range(chunk * per_chunk, min(items, (chunk + 1) * per_chunk)):

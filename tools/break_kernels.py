@@ -98,7 +98,7 @@ _PANELS = (
     "            if d[f.PLAIN] != 0:\n",
     "            if d[f.PLAIN] != 0 and not first_panel:\n"
     "                c = d[f.OUT] + i * d[f.O_RS] + (j0 + j) * 4\n"
-    "                _tile(d, count, kb, ap, bp, b_rs, tile, NR * 4, 0)\n"
+    "                _tile(d, routine, count, kb, ap, bp, b_rs, tile, NR * 4, 0)\n"
     "                for r in range(count):\n"
     "                    for q in range(width):\n"
     "                        x, y = peek32(tile + (r * NR + q) * 4), c + r * d[f.O_RS] + q * 4\n"

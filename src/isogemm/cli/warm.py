@@ -18,6 +18,10 @@ from .options import numbers, refuse_beside, refuse_given
 Step = tuple[str, Callable[[], object]]
 # Rows at which other code computes: one, a few, many.
 ROWS = (1, 8, 64)
+NARROW_ROWS, NARROW = (
+    (64, 256),
+    72,
+)  # where tiles walk A in place, and packed; columns, of which few are left at the end
 QUANTIZED_ROWS = (15, 64)  # 8, 4, 2 and 1 at a time; and more than one compiled call takes
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
 
@@ -87,6 +91,10 @@ def _floats(dtype: np.dtype[Any]) -> Iterator[Step]:
     for rows in ROWS:
         yield f"{dtype}, {rows} rows", partial(linear, x[:rows], w, bias)
         yield f"{dtype}, {rows} rows, packed", partial(linear, x[:rows], pack(w))
+    for rows in NARROW_ROWS:
+        narrow = np.ones((rows, 64), dtype), np.ones((NARROW, 64), dtype)
+        yield f"{dtype}, {rows} rows, {NARROW} columns", partial(linear, *narrow)
+        yield f"{dtype}, {rows} rows, {NARROW} columns, packed", partial(linear, narrow[0], pack(narrow[1]))
     yield f"{dtype}, batches", partial(matmul, np.ones((3, 64, 64), dtype), w)
 
 

@@ -16,16 +16,17 @@ from __future__ import annotations
     PLAIN, START,
     STRATEGY, A_MODE, B_MODE, MC, NC, KC,
     GRID_M, GRID_N, MR_PANEL, NR_PANEL,
-    PACK_A, PACK_B, TILE, FEW,
+    PACK_A, PACK_B, TILE, HALF, FEW,
     SEEN, FROM_MEMORY,
-) = range(43)  # fmt: skip
-FIELDS = 43
+) = range(44)  # fmt: skip
+FIELDS = 44
 
 # Flags for PLAIN: the accumulator is the output itself (fp32, unit column stride, nothing to apply after the walk).
 # START: CONTINUES where the walk starts from C instead of from zero, else 0. It is a bit of every kernel's flags, too.
 CONTINUES = 1
 
-# PACK_A, PACK_B, TILE, FEW: addresses of the routines that the schedule needs (routines.py); 0 where it needs none.
+# PACK_A, PACK_B, TILE, HALF, FEW: addresses of the routines that the schedule needs (routines.py); 0 where it needs
+# none. HALF: the tile of half the columns, where no more are left at the end.
 
 # SEEN: 1 where the last call of this kind had the same weights (B), which may then lie in a cache. In a template that
 # calls share: the address of those weights, or NEVER_SEEN where they have no room in a cache.

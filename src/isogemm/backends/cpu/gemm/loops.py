@@ -13,7 +13,7 @@ from ....base.jit import njit
 from ..emit import descriptor as f
 from ..emit.scalars import epilogue_tile, peek32, peek32_at, poke32, poke32_at
 from ..emit.vectors import CACHE_LINE, FLOAT32
-from .micro import MR, NEXT_PANEL, NEXT_ROWS, NR, UNROLL, WIDTH
+from .micro import HALF, MR, NEXT_PANEL, NEXT_ROWS, NR, UNROLL, WIDTH
 from .routines import call7, call10
 
 TILE_BYTES = 4 * MR * NR
@@ -52,12 +52,18 @@ def pack_rows(d, dst, i0, rows, p0, kb):
 
 
 @njit
-def _tile(d, rows, kb, a, b, b_rs, c, c_rs, flags):
+def _tile(d, routine, rows, kb, a, b, b_rs, c, c_rs, flags):
     """One register tile: A in place, or in a panel of `rows` rows."""
     if d[f.A_MODE] == f.A_IN_PLACE:
-        call10(d[f.TILE], rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, flags)
+        call10(routine, rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, flags)
     else:
-        call10(d[f.TILE], rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, flags)
+        call10(routine, rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, flags)
+
+
+@njit
+def _is_in_place(d, width):
+    """Whether a panel of so many of B's columns is walked where it lies: not where a tile would pass its end."""
+    return width == NR or (width == HALF and d[f.HALF] != 0)
 
 
 @njit
@@ -70,8 +76,8 @@ def _copy_in(d, acc, acc_rs, i0, rows, j0, columns):
 
 
 @njit
-def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, flags, tile):
-    """A tile narrower than NR, through a whole one: memory beside C is neither read nor written."""
+def _edge_tile(d, routine, rows, kb, a, b, b_rs, c, columns, flags, tile):
+    """A narrower tile, through a whole one or half of one: memory beside C is neither read nor written."""
     c_rs = d[f.O_RS]
     if flags & f.CONTINUES:
         for i in range(rows):
@@ -79,7 +85,7 @@ def _edge_tile(d, rows, kb, a, b, b_rs, c, columns, flags, tile):
                 poke32_at(tile + i * NR * 4, j, peek32_at(c + i * c_rs, j))
             for j in range(columns, NR):
                 poke32_at(tile + i * NR * 4, j, 0)
-    _tile(d, rows, kb, a, b, b_rs, tile, NR * 4, flags)
+    _tile(d, routine, rows, kb, a, b, b_rs, tile, NR * 4, flags)
     for i in range(rows):
         for j in range(columns):
             poke32_at(c + i * c_rs, j, peek32_at(tile + i * NR * 4, j))
@@ -98,12 +104,13 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
     rows_follow = NEXT_ROWS if d[f.PLAIN] != 0 or not whole_k else 0
     for j in range(0, columns, NR):
         width = min(NR, columns - j)
+        routine = d[f.HALF] if width <= HALF and d[f.HALF] != 0 else d[f.TILE]
         if d[f.B_MODE] == f.PACK:
             bp, b_rs = b + j * kb * 4, NR * 4
         elif d[f.B_MODE] == f.PREPARED:
             b_rs = NR * (4 if d[f.B_E] == FLOAT32 else 2)
             bp = d[f.B] + ((j0 + j) // NR * d[f.K] + p0) * b_rs
-        elif width == NR:
+        elif _is_in_place(d, width):
             bp, b_rs = d[f.B] + p0 * d[f.B_RS] + (j0 + j) * 4, d[f.B_RS]
         else:
             bp, b_rs = b, NR * 4
@@ -123,15 +130,15 @@ def _macro(d, i0, rows, j0, columns, p0, kb, a, b, acc, acc_rs, tile):
             ap = a + first * kb * 4 if mode != f.A_IN_PLACE else d[f.A] + i * d[f.A_RS] + p0 * d[f.A_CS]
             if d[f.PLAIN] != 0:
                 c = d[f.OUT] + i * d[f.O_RS] + (j0 + j) * 4
-                if width == NR:
-                    _tile(d, count, kb, ap, bp, b_rs, c, d[f.O_RS], flags)
+                if _is_in_place(d, width):
+                    _tile(d, routine, count, kb, ap, bp, b_rs, c, d[f.O_RS], flags)
                 else:
-                    _edge_tile(d, count, kb, ap, bp, b_rs, c, width, flags & ~NEXT_ROWS, tile)
+                    _edge_tile(d, routine, count, kb, ap, bp, b_rs, c, width, flags & ~NEXT_ROWS, tile)
             else:
                 t, t_rs = (tile, NR * 4) if whole_k else (acc + first * acc_rs + j * 4, acc_rs)
                 if first_panel and d[f.START] != 0:
                     _copy_in(d, t, t_rs, i, count, j0 + j, width)
-                _tile(d, count, kb, ap, bp, b_rs, t, t_rs, flags)
+                _tile(d, routine, count, kb, ap, bp, b_rs, t, t_rs, flags)
                 if last:
                     epilogue_tile(d, t, t_rs, i, count, j0 + j, width)
 
@@ -160,7 +167,7 @@ def product_block(d, m0, m1, n0, n1, scratch, a_ready):
             kb = min(kc, k - p0)
             if d[f.B_MODE] == f.PACK:
                 pack_columns(d, b_buffer, j0, columns, p0, kb)
-            elif d[f.B_MODE] == f.B_IN_PLACE and columns % NR:
+            elif d[f.B_MODE] == f.B_IN_PLACE and columns % NR and not _is_in_place(d, columns % NR):
                 whole = columns // NR * NR
                 pack_columns(d, b_buffer, j0 + whole, columns - whole, p0, kb)
             for i0 in range(m0, m1, mc):

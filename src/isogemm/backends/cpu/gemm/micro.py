@@ -2,9 +2,9 @@
 
     acc[i, j] = fma(a[i, k], b[k, j], acc[i, j])        k ascending
 
-A is packed in panels of `mr` rows ([k][mr]) or walked in place by strides; B is a panel of NR columns with any row
-stride; C has unit column stride. Starting from C's tile instead of zero continues the chain, so cutting K into panels
-keeps its bits. Contract: ``fma/chain``.
+A is packed in panels of `mr` rows ([k][mr]) or walked in place by strides; B is a panel of NR columns, or of HALF, with
+any row stride; C has unit column stride. Starting from C's tile instead of zero continues the chain, so cutting K into
+panels keeps its bits. Contract: ``fma/chain``.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..emit.target import target
 from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, for_numbers
 
 MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
+HALF = NR // 2  # columns of the narrower tile
 UNROLL = 4
 # Flags beside CONTINUES: the tile of the next rows follows, whose part of C is asked for; the other flags, bytes ahead
 # that B is asked for, lead to its next panel. Of either a line is asked for with each UNROLL of K.
@@ -27,15 +28,15 @@ NEXT_ROWS, NEXT_PANEL = 2, 4
 PLACES = NR * F32_BYTES // CACHE_LINE + 1  # of a row of C: it may begin between two lines
 
 
-def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any, ...]) -> None:
+def _emit_tile(e: Emitter, mr: int, nr: int, packed: bool, element: int, args: tuple[Any, ...]) -> None:
     k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags = args
-    vectors = NR // WIDTH
+    vectors = nr // WIDTH
     acc = [[e.slot(e.vec) for _ in range(vectors)] for _ in range(mr)]
     zero = ir.Constant(e.vec, None)
     for i in range(mr):
         # C's lines come while the sums are made: stores that miss would stall the tile's end.
         row = e.at(c, e.b.mul(c_rs, e.i64(i)))
-        for offset in (*range(0, NR * F32_BYTES, CACHE_LINE), NR * F32_BYTES - 1):
+        for offset in (*range(0, nr * F32_BYTES, CACHE_LINE), nr * F32_BYTES - 1):
             e.prefetch(e.at(row, offset), write=1)
     ahead = e.b.and_(flags, e.i64(-CACHE_LINE))
     with e.b.if_else(_has(e, flags, CONTINUES)) as (continued, fresh):
@@ -66,7 +67,7 @@ def _emit_tile(e: Emitter, mr: int, packed: bool, element: int, args: tuple[Any,
         a0, b0 = e.at(a, e.b.mul(kk, a_cs)), e.at(b, e.b.mul(kk, b_rs))
         turn = e.b.sdiv(kk, e.i64(UNROLL))
         row, place = e.minimum(e.b.sdiv(turn, e.i64(PLACES)), e.i64(mr - 1)), e.b.srem(turn, e.i64(PLACES))
-        within = e.minimum(e.times(place, CACHE_LINE), e.i64(NR * F32_BYTES - 1))
+        within = e.minimum(e.times(place, CACHE_LINE), e.i64(nr * F32_BYTES - 1))
         e.prefetch(e.at(next_c, e.b.mul(c_rs, row), within), write=1)
         asks = e.b.icmp_signed("!=", ahead, e.i64(0))
         with e.b.if_then(asks), e.b.if_else(_has(e, flags, NEXT_PANEL)) as (of_next, of_this):
@@ -90,15 +91,15 @@ def _has(e: Emitter, flags: Any, flag: int) -> Any:
 
 
 @intrinsic(prefer_literal=True)
-def tile(typingctx, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
+def tile(typingctx, columns, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
     """A in panels [k][rows] (`packed`; its strides are ignored) or in place; B in rows of `element`s.
 
-    Both are constants of the compiled routine; `rows` is at most MR, or MR_DIRECT in place.
+    These and `columns`, NR or HALF, are constants of the compiled routine; `rows` is at most MR, or MR_DIRECT in place.
     """
-    is_packed, code = bool(packed.literal_value), element.literal_value
+    nr, is_packed, code = columns.literal_value, bool(packed.literal_value), element.literal_value
     name, largest = ("packed", MR) if is_packed else ("direct", MR_DIRECT)
     emit = for_numbers(
-        f"isogemm_tile_{name}_{code}", range(1, largest + 1), lambda e, n, xs: _emit_tile(e, n, is_packed, code, xs),
-        constants=2,
+        f"isogemm_tile_{name}_{code}_{nr}", range(1, largest + 1),
+        lambda e, n, xs: _emit_tile(e, n, nr, is_packed, code, xs), constants=3,
     )  # fmt: skip
-    return types.void(packed, element, *[types.int64] * 10), emit
+    return types.void(columns, packed, element, *[types.int64] * 10), emit

@@ -7,7 +7,7 @@ use, and called through its address, which descriptors carry.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from llvmlite import ir
@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 from ..emit.entries import address_of
 from ..emit.vectors import FLOAT32, I64
 from .gemv import gemv_groups, gemv_tile
-from .micro import tile
+from .micro import HALF, NR, tile
 from .pack import pack_lines
 from .panels import panel_strips
 from .quads import quad_strips
@@ -38,18 +38,11 @@ def routine(kind: str, element: int) -> int:
     return address
 
 
-def _tile_packed(element: int) -> Callable[..., Any]:
-    def tile_packed(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
-        tile(1, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags)
+def _tile(columns: int, packed: int, element: int) -> Callable[..., Any]:
+    def register_tile(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
+        tile(columns, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags)
 
-    return tile_packed
-
-
-def _tile_direct(element: int) -> Callable[..., Any]:
-    def tile_direct(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
-        tile(0, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags)
-
-    return tile_direct
+    return register_tile
 
 
 def _pack(element: int) -> Callable[..., Any]:
@@ -94,9 +87,11 @@ def _stream(element: int) -> Callable[..., Any]:
     return stream
 
 
-_MAKERS = {
-    "tile_packed": _tile_packed,
-    "tile_direct": _tile_direct,
+_MAKERS: dict[str, Callable[[int], Callable[..., Any]]] = {
+    "tile_packed": partial(_tile, NR, 1),
+    "tile_direct": partial(_tile, NR, 0),
+    "half_packed": partial(_tile, HALF, 1),
+    "half_direct": partial(_tile, HALF, 0),
     "pack": _pack,
     "gemv": _gemv,
     "gemv_groups": _gemv_groups,

@@ -23,6 +23,7 @@ from . import panels
 from .facts import facts, learn_facts
 from .gemv import GROUP
 from .loops import scratch_bytes
+from .micro import HALF, NR
 from .packed import PackedWeight
 from .quads import columns_at_once, fits, fits_in_cache, from_memory
 from .routines import made, routine
@@ -252,6 +253,8 @@ def _routines(row: NDArray[np.int64], s: Schedule) -> None:
     wide = FLOAT32 if s.b_mode != "prepared" else b
     packed = s.a_mode != "in place" and wide == FLOAT32
     row[f.TILE] = routine("tile_packed" if packed else "tile_direct", wide)
+    if 0 < row[f.N] % NR <= HALF:
+        row[f.HALF] = routine("half_packed" if packed else "half_direct", wide)
 
 
 def _scratch(p: Problem, s: Schedule, columns: int) -> int:

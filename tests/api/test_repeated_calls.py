@@ -249,3 +249,7 @@ def test_stacks_of_tensors_take_the_short_way_and_have_the_same_bits():
                 assert_same(found.float().numpy(), want.astype(F32))
             turned = y.mT.contiguous().mT
             assert_same(isogemm.matmul(x, turned).float().numpy(), want.astype(F32))
+            deep = isogemm.matmul(x[:6].reshape(2, 3, 6, 20), y[:6].reshape(2, 3, 20, 24))
+            assert_same(deep.float().numpy().reshape(6, 6, 24), want[:6].astype(F32))
+            wide = isogemm.matmul(x[:6].reshape(2, 3, 6, 20), y[:2].reshape(2, 1, 20, 24))  # broadcast
+            assert_same(wide.float().numpy(), isogemm.matmul(a[:6].reshape(2, 3, 6, 20), b[:2, None]).astype(F32))

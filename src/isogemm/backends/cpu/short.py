@@ -57,15 +57,20 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
     if b.get_device() >= 0 or ((a.requires_grad or b.requires_grad) and sys.modules["torch"].is_grad_enabled()):
         return None
     lead, axes = None, a.dim()
-    stacked = axes == 3 and (kind == "matmul" or kind == "gemm_strided_batched")
-    if not stacked and (axes != 2 or kind == "gemm_strided_batched"):
-        if kind != "linear" or out is not None or not a.is_contiguous() or a.dim() == 0:
+    if kind == "matmul" and axes > 3:  # one stack, where the matrices lie one behind another
+        lead = a.shape[:-2]
+        if out is not None or lead != b.shape[:-2] or not (a.is_contiguous() and b.is_contiguous() and a.numel()):
+            return None
+    elif axes != (3 if kind == "gemm_strided_batched" else 2) and (kind != "matmul" or axes != 3):
+        if kind != "linear" or out is not None or not a.is_contiguous() or axes == 0:
             return None
         lead = a.shape[:-1]
     xa, xb, xbias = view(a, dtype), view(b, dtype), None
     if xa is None or xb is None or not (xa.flags.aligned and xb.flags.aligned):
         return None
-    if lead is not None and xa.size:
+    if lead is not None and kind == "matmul":
+        xa, xb = xa.reshape(-1, *xa.shape[-2:]), xb.reshape(-1, *xb.shape[-2:])
+    elif lead is not None and xa.size:
         xa = xa.reshape(-1, xa.shape[-1])
     if xb.ndim != xa.ndim:
         return None
@@ -78,7 +83,7 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
     if xa.ndim == 3:
         if out is not None:
             return None
-        return _stacked(xa, xb, xbias, into, asked)
+        return _stacked(xa, xb, xbias, into, asked, lead)
     m, k = xa.shape
     if k != xb.shape[1 if form == LINEAR_INTO else 0] or not 0 < m * n <= _SMALL:
         return None
@@ -103,14 +108,17 @@ def _compute(form: int, a: Any, b: Any, bias: Any, out: Any, asked: Settings) ->
         learn(form, a, b, out, bias)
 
 
-def _stacked(a: Any, b: Any, bias: Any, into: Any, asked: Settings) -> Any:
-    """a[i] @ b[i]; a matrix that all items share makes them one product, which is left to the long way."""
+def _stacked(a: Any, b: Any, bias: Any, into: Any, asked: Settings, lead: Any) -> Any:
+    """a[i] @ b[i]; a matrix that all items share makes them one product, which is left to the long way.
+
+    `lead`: the axes that the stack had, where it had several.
+    """
     (count, m, k), n = a.shape, b.shape[-1]
     shared = count > 1 and b.strides[0] == 0
     if b.shape[:2] != (count, k) or shared or not 0 < count * m * n <= _SMALL:
         return None
-    found, result = empty((count, m, n), into)
-    _compute(INTO, a, b, bias, result, asked)
+    found, result = empty((*lead, m, n) if lead else (count, m, n), into)
+    _compute(INTO, a, b, bias, result.reshape(count, m, n), asked)
     return found
 
 

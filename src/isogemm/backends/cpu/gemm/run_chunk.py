@@ -17,7 +17,8 @@ from .loops import product_block
 from .skinny import few_rows
 
 ITEMS, ITEMS_PER_CHUNK = 0, 1
-TAG_BYTES = 64 + 8 * 64  # of scratch: whose rows of A it holds, and a descriptor of this thread's own
+# Of scratch: whose rows of A it holds, and a descriptor of this thread's own.
+TAG_BYTES = 64 + -(-8 * f.FIELDS // 64) * 64
 
 
 @njit

@@ -32,7 +32,8 @@ ROWS_BYTES = 2**18  # activations that a block of rows may keep in the second-le
 ACTIVATIONS = 2**12  # elements of a chunk of activations
 SCRATCH = max(loops.SCRATCH, pack.SCRATCH)
 # Of a call's own room, from an aligned address: two task arrays, then records.
-TASK_AT, RECORDS_AT = 512, 512 + 1024
+TASK_AT = -(-8 * pack.WORDS // ALIGN) * ALIGN
+RECORDS_AT = TASK_AT + -(-8 * loops.WORDS // ALIGN) * ALIGN
 
 
 class PreparedCall(NamedTuple):

@@ -22,6 +22,7 @@ from ..contract.spec import ContractLike, as_contract
 from ..errors import OptionError
 from ..operands.device_array import HOST
 from ..operands.prepared import MatrixList
+from ..operands.shapes import are_rows, are_stacks, fits
 from ..operands.tensors import uncompiled
 from ..operands.views import to_float32
 from ..planner.device import LISTS
@@ -38,7 +39,6 @@ _again, _learn = cast(Any, _host).again, cast(Any, _host).learn
 _LINEAR, _PRODUCT, _LINEAR_INTO, _INTO = range(4)  # forms of a call, for `_again`
 _TENSORS = short.KINDS
 _LETTERS = frozenset("NT")
-_may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
 
 @uncompiled
@@ -101,9 +101,9 @@ def matmul(
         found = _again(form, a, b, out)
         if found is not None:
             return found
-        if out is None and b.ndim == 2 and _are_rows(a, b.shape[0]):
+        if out is None and b.ndim == 2 and are_rows(a, b.shape[0]):
             return matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[1])
-        if out is None and a.ndim > 3 and _are_stacks(a, b):
+        if out is None and a.ndim > 3 and are_stacks(a, b):
             (m, k), n = a.shape[-2:], b.shape[-1]
             return matmul(a.reshape(-1, m, k), b.reshape(-1, k, n)).reshape(*a.shape[:-1], n)
     if contract is not None or mode is not None:
@@ -136,7 +136,7 @@ def matmul(
         ):
             if out is None:
                 out = _empty((*stack, m, n), dtype)
-            elif not _fits(out, dtype, (*stack, m, n), a, b):
+            elif not fits(out, dtype, (*stack, m, n), a, b):
                 return dispatch.matmul(a, b, contract, out, out_dtype, accumulate)
             (_host.gemm_batched if stack else _host.gemm)(a, b, out, PLAIN)
             _learn(form, a, b, out)
@@ -204,7 +204,7 @@ def linear(
         found = _again(form, x, w, out, bias)
         if found is not None:
             return found
-        if out is None and len(w.shape) == 2 and _are_rows(x, w.shape[1]):
+        if out is None and len(w.shape) == 2 and are_rows(x, w.shape[1]):
             return linear(x.reshape(-1, x.shape[-1]), w, bias).reshape(*x.shape[:-1], w.shape[0])
     if contract is not None or mode is not None:
         contract = contract if mode is None else contract_of(mode, contract)
@@ -235,7 +235,7 @@ def linear(
         ):
             if out is None:
                 out = _empty((m, n), dtype)
-            elif not _fits(out, dtype, (m, n), x, w if type(w) is _ndarray else x, x if bias is None else bias):
+            elif not fits(out, dtype, (m, n), x, w if type(w) is _ndarray else x, x if bias is None else bias):
                 return dispatch.linear(x, w, bias, contract, out_dtype, out)
             _host.gemm(x, w.T if type(w) is _ndarray else w, out, PLAIN, bias=bias)
             _learn(form, x, w, out, bias)
@@ -253,25 +253,17 @@ def _is_default(contract: ContractLike | None, a: Any, b: Any) -> bool:
     return arrays and (contract is None or as_contract(contract) == _host.default(a.dtype, b.dtype))
 
 
-def _are_rows(x: Any, k: int) -> bool:
-    """Whether an array of more axes than a matrix, or of one, is rows of k that lie side by side, as a matrix has."""
-    return x.ndim not in (0, 2) and x.shape[-1] == k and x.size > 0 and x.flags.c_contiguous
-
-
-def _are_stacks(a: Any, b: Any) -> bool:
-    """Whether arrays of as many axes are stacks of as many matrices, which lie one behind another."""
-    if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
-        return False
-    return bool(a.size and b.size and a.flags.c_contiguous and b.flags.c_contiguous)
-
-
-def _fits(out: Any, dtype: Any, shape: tuple[int, ...], *operands: Any) -> bool:
-    """Whether a result can go there without a further look."""
+def _is_product(
+    axes: int, a: Any, b: Any, c: Any, bias: Any, out_dtype: Any, beta: Any, mode: Any, accumulate: Any, alpha: Any
+) -> bool:
+    """Whether two arrays of so many axes are multiplied, and nothing else is asked for."""
     return (
-        out.dtype is dtype
-        and out.shape == shape
-        and out.flags.carray
-        and not any(_may_share(out, operand) for operand in operands)
+        c is bias is out_dtype is beta is mode is None
+        and accumulate is False
+        and type(alpha) is float
+        and alpha == 1
+        and type(a) is type(b) is _ndarray
+        and a.ndim == b.ndim == axes
     )
 
 
@@ -335,14 +327,7 @@ def gemm(
     As `matmul`; the four transpositions agree.
     """
     if (
-        c is bias is out_dtype is None
-        and beta is None
-        and mode is None
-        and accumulate is False
-        and type(alpha) is float
-        and alpha == 1
-        and type(a) is type(b) is _ndarray
-        and a.ndim == b.ndim == 2
+        _is_product(2, a, b, c, bias, out_dtype, beta, mode, accumulate, alpha)
         and type(trans_a) is type(trans_b) is str
         and _LETTERS.issuperset((trans_a, trans_b))
     ):
@@ -393,14 +378,7 @@ def gemm_strided_batched(
     Each item has the bits that `gemm` gives it alone.
     """
     if (
-        c is bias is out_dtype is None
-        and beta is None
-        and mode is None
-        and accumulate is False
-        and type(alpha) is float
-        and alpha == 1
-        and type(a) is type(b) is _ndarray
-        and a.ndim == b.ndim == 3
+        _is_product(3, a, b, c, bias, out_dtype, beta, mode, accumulate, alpha)
         and a.shape[0] == b.shape[0]
         and type(trans_a) is type(trans_b) is str
         and trans_a == trans_b == "N"

@@ -1,4 +1,4 @@
-"""Views of the same memory with other dimensions: what lets one product do the work of many, without a copy."""
+"""How arrays lie, and views of the same memory with other dimensions: one product then does the work of many."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+_may_share = np.may_share_memory  # bounds alone; the exact look is taken where they meet
 
 
 def merge(x: Array, keep: int) -> Array | None:
@@ -39,3 +40,25 @@ def matrices(x: Array, out: Array) -> Iterator[tuple[Array, Array]]:
     else:
         for i in np.ndindex(x.shape[:-2]):
             yield x[i], out[i]
+
+
+def are_rows(x: Any, k: int) -> bool:
+    """Whether an array of more axes than a matrix, or of one, is rows of k that lie side by side, as a matrix has."""
+    return x.ndim not in (0, 2) and x.shape[-1] == k and x.size > 0 and x.flags.c_contiguous
+
+
+def are_stacks(a: Any, b: Any) -> bool:
+    """Whether arrays of as many axes are stacks of as many matrices, which lie one behind another."""
+    if a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+        return False
+    return bool(a.size and b.size and a.flags.c_contiguous and b.flags.c_contiguous)
+
+
+def fits(out: Any, dtype: Any, shape: tuple[int, ...], *operands: Any) -> bool:
+    """Whether a result can go there without a further look."""
+    return (
+        out.dtype is dtype
+        and out.shape == shape
+        and out.flags.carray
+        and not any(_may_share(out, operand) for operand in operands)
+    )

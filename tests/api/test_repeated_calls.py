@@ -201,6 +201,9 @@ def test_stacks_of_equal_sizes_are_told_apart(threads):
         assert all((execute.again(execute.PRODUCT, x, y) is None) == (len(x) == 1) for x, y in calls)
         assert execute.again(execute.PRODUCT, a, b.reshape(24, 10, 40)) is None
         assert execute.again(execute.PRODUCT, a, shared) is None
+        for _ in range(2):
+            assert_same(isogemm.matmul(a[:, :, :0], b[:, :0]), np.zeros((12, 10, 40), F32))
+            assert isogemm.matmul(a, b[:, :, :0]).shape == (12, 10, 0)
     finally:
         isogemm.set_num_threads(held)
     for wrong in (b[:11], b[:, :19]):
@@ -251,5 +254,9 @@ def test_stacks_of_tensors_take_the_short_way_and_have_the_same_bits():
             assert_same(isogemm.matmul(x, turned).float().numpy(), want.astype(F32))
             deep = isogemm.matmul(x[:6].reshape(2, 3, 6, 20), y[:6].reshape(2, 3, 20, 24))
             assert_same(deep.float().numpy().reshape(6, 6, 24), want[:6].astype(F32))
+            none = isogemm.matmul(x[:6].reshape(2, 3, 6, 20), y[:6, :, :0].reshape(2, 3, 20, 0))
+            assert none.shape == (2, 3, 6, 0)
+            empty = isogemm.matmul(x[:6, :, :0].reshape(2, 3, 6, 0), y[:6, :0].reshape(2, 3, 0, 24))
+            assert (empty.shape, empty.count_nonzero()) == ((2, 3, 6, 24), 0)
             wide = isogemm.matmul(x[:6].reshape(2, 3, 6, 20), y[:2].reshape(2, 1, 20, 24))  # broadcast
             assert_same(wide.float().numpy(), isogemm.matmul(a[:6].reshape(2, 3, 6, 20), b[:2, None]).astype(F32))

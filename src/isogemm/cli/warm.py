@@ -18,10 +18,8 @@ from .options import numbers, refuse_beside, refuse_given
 Step = tuple[str, Callable[[], object]]
 # Rows at which other code computes: one, a few, many.
 ROWS = (1, 8, 64)
-NARROW_ROWS, NARROW = (
-    (64, 256),
-    72,
-)  # where tiles walk A in place, and packed; columns, of which few are left at the end
+NARROW = 72  # columns, of which few are left behind the last whole tile
+NARROW_ROWS = (64, 256)  # where tiles walk A in place, and packed
 QUANTIZED_ROWS = (15, 64)  # 8, 4, 2 and 1 at a time; and more than one compiled call takes
 QUANTIZED = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
 

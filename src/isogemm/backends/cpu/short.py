@@ -16,6 +16,7 @@ from ...problem.settings import PLAIN, Settings
 from .gemm.execute import INTO, LINEAR_INTO, again, gemm, gemm_batched, learn
 
 _SMALL = 2**26  # elements; results below are allocated without asking how much memory there is
+_AXES = {"matmul": (2, 3), "gemm_strided_batched": (3,)}  # of operands that need not be seen as others
 _DTYPES: dict[Any, np.dtype[Any]] = {}
 when_seen(lambda torch: _DTYPES.update({getattr(torch, name): dtype for name, dtype in NUMPY.items()}))
 
@@ -59,9 +60,11 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
     lead, axes = None, a.dim()
     if kind == "matmul" and axes > 3:  # one stack, where the matrices lie one behind another
         lead = a.shape[:-2]
-        if out is not None or lead != b.shape[:-2] or not (a.is_contiguous() and b.is_contiguous() and a.numel()):
+        if out is not None or lead != b.shape[:-2] or not (a.numel() and b.numel()):
             return None
-    elif axes != (3 if kind == "gemm_strided_batched" else 2) and (kind != "matmul" or axes != 3):
+        if not (a.is_contiguous() and b.is_contiguous()):
+            return None
+    elif axes not in _AXES.get(kind, (2,)):
         if kind != "linear" or out is not None or not a.is_contiguous() or axes == 0:
             return None
         lead = a.shape[:-1]

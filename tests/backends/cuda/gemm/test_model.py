@@ -125,7 +125,7 @@ def test_tiles_that_begin_off_a_line_of_the_cache_pay_for_two() -> None:
     narrow, whole = (HopperConfig.parse(f"64x{cols}x128 s7 e") for cols in (56, 64))
     assert narrow is not None
     assert whole is not None
-    assert expected(across, narrow, H200) > 1.04 * expected(along, narrow, H200)  # memory for 37 tiles is slow besides
+    assert expected(across, narrow, H200) > 1.01 * expected(along, narrow, H200)  # its instructions take as long
     assert expected(across, whole, H200) == pytest.approx(expected(along, whole, H200), rel=0.01)
 
 
@@ -145,26 +145,29 @@ def test_every_drawn_product_has_a_kernel_with_a_time(product: Product) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("h200-2026-11-28-replayed", "87 products: 3.1% in the mean"),
-        ("h200-2026-11-28-neighbours", "44 products: 3.6% in the mean"),
-        ("h200-2026-11-23-hopper-seed1", "26 products: 3.5% in the mean"),
-        ("h200-2026-11-23-hopper-seed2", "34 products: 3.0% in the mean"),
-        ("h200-2026-11-23-unaligned-seed3", "21 products: 5.5% in the mean"),
-        ("h200-2026-11-24-kernels-801", "52 products: 4.1% in the mean"),
-        ("h200-2026-11-24-kernels-803", "50 products: 3.0% in the mean"),
-        ("h200-2026-11-26-kernels-31", "93 products: 5.0% in the mean"),
-        ("h200-2026-11-28-in-a-row", "62 products: 2.3% in the mean"),
-        ("h200-2026-11-28-in-a-row-first", "65 products: 3.1% in the mean"),
-        ("h200-2026-11-28-kernels-61", "45 products: 4.4% in the mean"),
-        ("h200-2026-11-28-few-across", "19 products: 5.0% in the mean"),
-        ("h100-2026-11-28-kernels-51", "39 products: 4.0% in the mean"),
+        ("h200-2026-11-28-replayed", "87 products: 2.6% in the mean"),
+        ("h200-2026-11-28-neighbours", "44 products: 4.0% in the mean"),
+        ("h200-2026-11-23-hopper-seed1", "26 products: 5.0% in the mean"),
+        ("h200-2026-11-23-hopper-seed2", "34 products: 2.4% in the mean"),
+        ("h200-2026-11-23-unaligned-seed3", "21 products: 5.8% in the mean"),
+        ("h200-2026-11-24-kernels-801", "52 products: 3.0% in the mean"),
+        ("h200-2026-11-24-kernels-803", "50 products: 2.1% in the mean"),
+        ("h200-2026-11-26-kernels-31", "93 products: 4.4% in the mean"),
+        ("h200-2026-11-28-in-a-row", "62 products: 3.1% in the mean"),
+        ("h200-2026-11-28-in-a-row-first", "65 products: 3.7% in the mean"),
+        ("h200-2026-11-28-kernels-61", "45 products: 3.4% in the mean"),
+        ("h200-2026-11-28-few-across", "19 products: 4.7% in the mean"),
+        ("h100-2026-11-28-kernels-51", "39 products: 4.5% in the mean"),
         ("h200-2026-11-30-fp32-3301", "25 products: 2.2% in the mean"),
         ("h200-2026-11-30-fp32-filled", "18 products: 3.0% in the mean"),
-        ("h200-2026-11-30-pitch", "34 products: 4.6% in the mean"),
-        ("h200-2026-11-30-few-tiles", "63 products: 3.0% in the mean"),
+        ("h200-2026-11-30-pitch", "34 products: 3.8% in the mean"),
+        ("h200-2026-11-30-few-tiles", "63 products: 2.2% in the mean"),
         ("h200-2026-11-30-clusters-2101", "43 products: 2.0% in the mean"),
-        ("h200-2026-11-30-clusters-2102", "48 products: 2.4% in the mean"),
-        ("h200-2026-11-29-kernels-across", "45 products: 3.6% in the mean"),
+        ("h200-2026-11-30-clusters-2102", "48 products: 2.9% in the mean"),
+        ("h200-2026-11-30-mid-linears", "14 products: 3.3% in the mean"),
+        ("h200-2026-11-30-mid-sizes", "60 products: 3.3% in the mean"),
+        ("h200-2026-11-30-firsts", "108 products: 3.1% in the mean"),
+        ("h200-2026-11-29-kernels-across", "45 products: 3.7% in the mean"),
     ],
 )
 def test_the_figures_of_the_design_are_those_of_the_model(name: str, said: str) -> None:

@@ -54,18 +54,20 @@ class Tiling(NamedTuple):
     stores: int  # epilogues that nothing hides
     late: bool = False  # the next launch's blocks come when these have all of their operands
     room: int = 0  # blocks that run at once, where that is not the number of multiprocessors: in clusters
+    depth: int = 64  # of K that a stage has; what the last one has beyond K is walked as well
+    power: float = POWER  # of times that overlap: the larger, the more wholly they do
 
 
 def microseconds(p: Product, cut: Tiling, gpu: Gpu) -> float:
     """Time of a product on a GPU."""
-    steps = -(-p.k // 64)
-    walks = cut.waves * steps * together(cut.work, cut.stage) + cut.stores * cut.store
+    steps = -(-p.k // cut.depth) * cut.depth / 64
+    walks = cut.waves * steps * together(cut.work, cut.stage, power=cut.power) + cut.stores * cut.store
     cached = cut.tiles * cut.lines * steps * 128 / (L2 * gpu.multiprocessors)
     a, b = ITEMSIZE[p.dtype_a] * p.m * p.k, ITEMSIZE[p.dtype_b] * p.n * p.k
     moved = p.batch * (a + b + ITEMSIZE[p.dtype_out] * p.m * p.n) / (MEMORY * gpu.memory)
     share = intake(cut, gpu)
     begun = BEGUN + WAIT * cut.late
-    return begun + together(walks, cached / share**WAITING, moved / share) / CYCLES
+    return begun + together(walks, cached / share**WAITING, moved / share, power=cut.power) / CYCLES
 
 
 def intake(cut: Tiling, gpu: Gpu) -> float:
@@ -83,9 +85,9 @@ def intake(cut: Tiling, gpu: Gpu) -> float:
     return share
 
 
-def together(*cycles: float) -> float:
+def together(*cycles: float, power: float = POWER) -> float:
     """Times that overlap, but not wholly."""
-    return float(sum(x**POWER for x in cycles) ** (1 / POWER))
+    return float(sum(x**power for x in cycles) ** (1 / power))
 
 
 def copying(nbytes: int, gpu: Gpu) -> float:

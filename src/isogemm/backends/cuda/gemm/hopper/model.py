@@ -73,7 +73,8 @@ def _alone(p: Product) -> Iterator[HopperConfig]:
             for cols in (*range(8, 64, 8), *range(64, 257, COARSE)):
                 if cols - COARSE >= y:
                     break
-                if rows >= 64 or -(-x // rows) * -(-y // cols) * p.batch <= FEW:
+                few = -(-x // rows) * -(-y // cols) * p.batch <= FEW
+                if not pingpong if few else rows >= 64:  # a tile alone has nothing that its epilogue could hide behind
                     yield from _filled(p, HopperConfig(swapped, rows, cols, 64, 2, pingpong=pingpong))
 
 
@@ -132,30 +133,26 @@ def _crowded(g: Geometry, tiles: int, gpu: Gpu) -> bool:
     return min(g.x_rows, g.y_rows) <= 16 and late(g.config, tiles, gpu.multiprocessors)
 
 
-# Cycles that a stage takes to be handed over, by one warpgroup and by several, and how many times as many in a cluster.
-STAGE, STAGES, CLUSTERED, CLUSTERED_STAGES = 200.0, 247.0, 1.27, 1.352
+POWER = 5.5  # of times that overlap
+# Cycles that a stage takes to be handed over, and from a buffer's release until it is full again.
+STAGE, REFILL = 262.0, 2256.0
 # Bytes a cycle that a tile stores, cycles before it does, and those that a cluster takes more.
-STORE, EPILOGUE, CLUSTER = 9.18, 840.0, 1200.0
-START, COLUMN = 4.91, 0.6175  # cycles of an instruction, and of each of its columns
-TWO = 0.076  # of those more, where two warpgroups share a tile of 256 rows, two blocks of 64 each
-# Cycles from a buffer's release until it is full again, and how many times as many where a cluster fills it.
-REFILL, SHARED_REFILL = 2000.0, 1.10
+STORE, EPILOGUE, CLUSTER = 9.18, 351.0, 1970.0
+START, COLUMN = 6.47, 0.647  # cycles of an instruction, and of each of its columns
 CARRY = 14.0  # bytes a cycle of sums that wait in memory: put there, and taken back
-# Of the model's for a line of the first operand, and of that for one of the second; more of the larger operand's, which
-# comes from memory, where several tiles read it, and less where those are walked one after the other; more of one that
-# goes to several multiprocessors of a cluster.
-LINE, SECOND, REREAD, BESIDE, SHARED_LINE = 0.857, 0.73, 0.494, -0.308, 0.21
+# Lines of the model's for one; more for one of the larger operand, which comes from memory, where several tiles read it
+# that are not walked one after the other; and for one of the smaller that a cluster shares, in each of its blocks.
+LINE, REREAD, SHARED_LINE = 0.654, 0.511, 0.407
 # Lines for one, where both operands lie across K and one has fewer rows than most boxes have, 64: all tiles ask for the
 # same piece of it for each k.
 ACROSS = 1.7
 # Lines more for one, where those of an operand begin at no multiples of 128 bytes, and cycles of one on its way into
 # shared memory then: what lies in two lines of the cache is asked for twice.
-SPLIT, PIECE = 0.65, 2.1
+SPLIT, PIECE = 0.62, 3.0
 BIASED = 0.07  # cycles of a value whose bias is another in every column
-# Ties: tiles shared by all consumers where one wave is all there is, weights not swapped, no tiles of 16 rows. A long
-# ring in a crowded launch takes longer, and a tree in one walk two thirds of what leaves side by side do where the rest
-# says as much.
-ALTERNATING, SWAPPED, SHORTEST, LONG, TREE = 0.093, 0.016, 0.01, 0.04, -0.33
+# Ties: weights swapped, no tiles of 16 rows. A long ring in a crowded launch takes longer, and a tree in one walk two
+# thirds of what leaves side by side do where the rest says as much.
+SWAPPED, SHORTEST, LONG, TREE = -0.06, 0.01, 0.04, -0.33
 
 
 def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
@@ -168,49 +165,39 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
     x = g.x_rows / c.cn * (1 + _split(g.x))
     y = g.y_rows / c.cm * min(2.0, (_lines_of_128(c.cols) if g.y.across else 1.0) + _split(g.y))
     across = ACROSS if g.x.across and g.y.across and min(p.m, p.n) < 64 else 1.0
-    shared = x * (c.cn > 1) + y * (c.cm > 1)
+    shared = g.y_rows * (c.cm > 1) if g.x.size >= g.y.size else g.x_rows * (c.cn > 1)
     stages, long = float(c.stages), False
     if _crowded(g, tiles * c.cluster, gpu):  # a ring of RING bytes hides as much as a full one
         lines = g.x_rows + g.y_rows
         long = c.stages * c.depth * 2 * lines > RING
         stages = max(stages, min(stages * SHARED / RING, _stages(p, c.depth, lines, SHARED - g.beside_the_ring(p))))
-    issued = (START + COLUMN * c.cols) * (1 + TWO * (c.rows == 256)) * -(-c.rows // 64) * 4
+    issued = (START + COLUMN * c.cols) * -(-c.rows // 64) * 4
     carried = 2 * (2 ** (levels_of(p) - g.inside(p)) - 1)  # sums of a tree that wait in memory, and are met
     cut = Tiling(
         tiles=tiles * c.cluster,
         waves=waves,
-        lines=LINE * across * (x + SECOND * y) + _again(p, g) + SHARED_LINE * shared,
-        work=together(issued, PIECE * (x + y) * (_split(g.x) + _split(g.y) > 0)),
-        stage=_stage(c, stages) * 64 / c.depth,
+        lines=LINE * across * (x + y) + REREAD * _again(p, g) + SHARED_LINE * shared,
+        work=together(issued, PIECE * (x + y) * (_split(g.x) + _split(g.y) > 0), power=POWER),
+        stage=together(STAGE, REFILL / (stages - 1), power=POWER) * 64 / c.depth,
         store=c.rows * c.cols * (ITEMSIZE[p.dtype_out] / STORE + BIASED * biased + 4 * carried / CARRY)
         + EPILOGUE
         + CLUSTER * (c.cluster > 1),
         stores=1 if c.pingpong else waves,
         late=late(c, tiles * c.cluster, gpu.multiprocessors),
         room=resident(c, gpu.multiprocessors) // c.occupancy * c.cluster,
+        depth=c.depth,
+        power=POWER,
     )
-    ties = ALTERNATING * (c.pingpong and waves == 1) + SWAPPED * c.swapped + SHORTEST * (c.rows == 16) + LONG * long
+    ties = SWAPPED * c.swapped + SHORTEST * (c.rows == 16) + LONG * long
     return microseconds(p, cut, gpu) * (1 + ties + TREE * (p.contract.order.kind == "tree"))
 
 
 def _again(p: Product, g: Geometry) -> float:
-    """Lines of the larger operand, which comes from memory, that a tile counts for more or less than others do."""
+    """Lines of the larger operand, which comes from memory, that a tile takes when others long have."""
     c, (along_x, along_y), group = g.config, g.tiles(), group_of(p, g)
-    x_larger = g.x.size >= g.y.size
-    larger, readers = (g.x_rows / c.cn, along_y) if x_larger else (g.y_rows / c.cm, along_x)
-    if readers == 1:
-        return 0.0
-    if c.cluster > 1 or (group > 1 if x_larger else group < along_x):
-        return REREAD * larger
-    return BESIDE * larger if x_larger else 0.0
-
-
-def _stage(c: HopperConfig, stages: float) -> float:
-    """Cycles that a stage takes at least: to hand it over, and to fill it again while the other stages are used."""
-    handed, shared = (STAGE, CLUSTERED) if c.warpgroups == 1 else (STAGES, CLUSTERED_STAGES)
-    if c.cluster == 1:
-        return together(handed, REFILL / (stages - 1))
-    return together(handed * shared, REFILL * SHARED_REFILL / (stages - 1))
+    if g.x.size >= g.y.size:
+        return g.x_rows / c.cn if along_y > 1 and (c.cluster > 1 or group > 1) else 0.0
+    return g.y_rows / c.cm if along_x > 1 and (c.cluster > 1 or group < along_x) else 0.0
 
 
 def _split(side: HopperSide) -> float:

@@ -19,8 +19,8 @@ __all__ = ["headlines"]
 MODEL, MODEL_COMPILED = "gpu-h200-2026-11-29-model.json", "gpu-h200-2026-11-29-model-compiled.json"
 GPU = "gpu-h200-2026-11-21.json"
 # Days and seeds of drawn products whose kernels the models chose, and those of which they were timed live.
-CHOSEN = tuple(("2026-11-30", seed) for seed in (1161, 1162, 1171))
-TIMED = tuple(("2026-11-30", seed) for seed in (1151, 1152))
+CHOSEN = tuple(("2026-11-30", seed) for seed in (1201, 1203))
+TIMED = tuple(("2026-11-30", seed) for seed in (1151, 1152, 1202))
 CPU = {
     "AVX-512 (Zen 5)": "cpu-znver5-2026-11-30-random-9011.json",
     "AVX-512 (Zen 4)": "cpu-znver4-2026-11-28-random-2071.json",

@@ -25,7 +25,7 @@ PIECE = 2**27  # weights written out at a time
 # Fitted to timings of 154 drawn products of up to 512 rows on an H200: us of the launch that writes; bytes that it
 # writes in a us, for each GB/s of the bus, up to what the second-level cache takes, and behind that; and what a product
 # takes of the time that the model of products expects.
-START, WRITTEN, CACHED, BEHIND, PRODUCT = 1.3, 691.0, 30e6, 508.0, 0.9
+START, WRITTEN, CACHED, BEHIND, PRODUCT = 1.3, 691.0, 30e6, 508.0, 1.05
 
 
 class OnceConfig(NamedTuple):

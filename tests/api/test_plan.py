@@ -149,6 +149,16 @@ def test_heads_that_cannot_be_are_told_the_nearest_at_once(heads: Any, nearest: 
         isogemm.plan(4, 8, 16, heads=heads)
 
 
+def test_sizes_may_be_of_another_library() -> None:
+    """As `np.arange` gives them; what is planned is text of Python's own numbers."""
+    m, n, k = np.int64(4), np.array(64), np.int32(128)
+    for more in ({}, {"batch": np.int64(2)}, {"threads": np.uint8(1)}):
+        found, want = isogemm.plan(m, n, k, **more), isogemm.plan(4, 64, 128, **{x: int(more[x]) for x in more})
+        assert found.to_json() == want.to_json()
+    with pytest.raises(ShapeError, match="m: limit: a whole number of at least 0"):
+        isogemm.plan(np.float64(4), 64, 128)
+
+
 def test_groups_may_be_an_array() -> None:
     assert isogemm.plan(5, 8, 16, groups=np.array([2, 3])).digest == isogemm.plan(5, 8, 16, groups=(2, 3)).digest
     for wrong in (3.0, np.ones(5)):

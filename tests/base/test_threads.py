@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import isogemm
@@ -50,11 +51,12 @@ def test_wrong_environment_names_the_variable(text: str, monkeypatch: pytest.Mon
         isogemm.get_num_threads()
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 8])
+@pytest.mark.parametrize("count", [1, 2, 5, 8, np.int64(3), np.array(4)])
 def test_set(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(NAME, "3")
     isogemm.set_num_threads(count)
     assert isogemm.get_num_threads() == count
+    assert type(isogemm.get_num_threads()) is int
 
 
 def test_more_threads_than_cpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +70,7 @@ def test_more_threads_than_cpus_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
         assert isogemm.get_num_threads() == min(most, 500)
 
 
-@pytest.mark.parametrize("count", [0, -1, True, False, 1.0, "2", None])
+@pytest.mark.parametrize("count", [0, -1, True, False, 1.0, "2", None, np.True_, np.float32(2), np.array([2])])
 def test_wrong_counts_change_nothing(count: object) -> None:
     isogemm.set_num_threads(2)
     with pytest.raises(OptionError, match=re.escape(f"got: {count!r}")):

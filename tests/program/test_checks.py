@@ -6,8 +6,9 @@ import copy
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from tests.program.small import MODEL, program, tokens, weights
+from tests.program.small import BATCH, MODEL, TOKENS, program, tokens, weights
 
 from isogemm.errors import IsogemmError, LayoutError, OptionError, ShapeError
 from isogemm.program import load
@@ -40,6 +41,12 @@ def test_a_file_in_the_place_of_the_folder_is_refused(made, below, tmp_path):
     with pytest.raises(OptionError, match=rf"folder of a program: limit: a folder to write into; got: {file}"):
         made.save(file / below)
     assert file.read_text() == "mine"
+
+
+def test_sizes_may_be_of_another_library(tmp_path):
+    given = program(batch=np.int64(BATCH), tokens=np.array(TOKENS), threads=np.int32(2))
+    assert given.plan == program().plan
+    assert load(given.save(tmp_path)).plan == given.plan
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from ..backends import planner
 from ..base.arguments import extent, flag, of_type
 from ..base.dtypes import DTYPES, INT8, INT32, NAMED, DType, as_dtype, name_of
 from ..base.limits import check_extents
-from ..base.threads import check_count
+from ..base.threads import threads_of
 from ..contract.spec import ContractLike
 from ..errors import DTypeError, OptionError, ShapeError
 from ..operands.device_array import HOST
@@ -127,8 +127,7 @@ def plan(
     DeviceError
         A GPU that is not there and has no table, or no kernel of it supports the product.
     """
-    for name, value in (("m", m), ("n", n), ("k", k)):
-        extent(name, value, 0)
+    m, n, k, batch = extent("m", m, 0), extent("n", n, 0), extent("k", k, 0), extent("batch", batch)
     dtype = _element("dtype", dtype, (*DTYPES, INT8))
     legal, results = ((INT8,), (INT32,)) if dtype == INT8.name else (DTYPES, DTYPES)
     b_type = dtype if weight_dtype is None else _element("weight_dtype", weight_dtype, legal)
@@ -137,7 +136,7 @@ def plan(
     of_type("device", device, str, "text: cpu, cuda, cuda:N, h200 and the like", "'cpu'")
     trans, packed = stored("trans_a", trans_a) + stored("trans_b", trans_b), flag("packed", packed)
     if threads is not None:
-        check_count("threads", threads)
+        threads = threads_of("threads", threads)
     form, about = _several(m, k, batch, groups, format, heads, mask)
     if dtype == INT8.name and (form or device.lower().partition(":")[0] != HOST.kind):
         limit = "float32, bfloat16, float16; int8 for one product, on a CPU"
@@ -177,7 +176,6 @@ def _several(
 
     Raises OptionError or ShapeError: two forms at once, or sizes out of range.
     """
-    extent("batch", batch)
     if Mask.parse(mask).kind and heads is None:
         raise OptionError("mask", limit="with heads", value=mask, nearest="heads=(1, 1)")
     asked = [name for name, x in (("groups", groups), ("format", format), ("heads", heads)) if x is not None]

@@ -121,9 +121,7 @@ def _rows(m: int | Iterable[int]) -> Sequence[int]:
     found = list(m) if isinstance(m, Iterable) else [m]
     if not found:
         raise ShapeError("m", limit="at least one number of rows", value="none", nearest=1)
-    for count in found:
-        extent("m", count)
-    return found
+    return [extent("m", count) for count in found]
 
 
 def _layers(x: Any, dtype: str, device: Any) -> Iterator[tuple[DeviceId, int, int, str, str | None]]:

@@ -93,15 +93,18 @@ def whole(name: str, x: Any) -> int:
 
 
 def extent(name: str, x: Any, least: int = 1) -> int:
-    """A size, a whole number of at least `least`.
+    """A size, a whole number of at least `least`, of Python's or of another library's.
 
     Raises
     ------
     ShapeError
         With the size that text or a float meant.
     """
-    if isinstance(x, int) and not isinstance(x, bool) and x >= least:
-        return x
+    try:
+        if not isinstance(x, bool) and (size := operator.index(x)) >= least:
+            return size
+    except (TypeError, ValueError, RuntimeError):
+        pass
     try:
         meant = max(least, int(x))
     except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import Any
 
@@ -36,18 +37,22 @@ def _most() -> int:
     return max(1023, 4 * _available())
 
 
-def check_count(what: str, count: Any) -> None:
-    """Raise OptionError: nobody may ask for so many threads."""
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+def threads_of(what: str, count: Any) -> int:
+    """A number of threads, a whole number of Python's or of another library's; else an OptionError."""
+    try:
+        found = 0 if isinstance(count, bool) else operator.index(count)
+    except (TypeError, ValueError, RuntimeError):
+        found = 0
+    if found < 1:
         raise OptionError(what, limit="a whole number of at least 1", value=repr(count), nearest=1)
-    if count > _most():
-        raise OptionError(what, limit=f"at most {_most()} threads", value=count, nearest=_most())
+    if found > _most():
+        raise OptionError(what, limit=f"at most {_most()} threads", value=found, nearest=_most())
+    return found
 
 
 def _useful(what: str, count: Any) -> int:
     """As many threads as asked for, but no more than CPUs, or 8 where there are fewer: others would wait for those."""
-    check_count(what, count)
-    return min(int(count), max(_FEW, _available()))
+    return min(threads_of(what, count), max(_FEW, _available()))
 
 
 def get_num_threads() -> int:

@@ -95,8 +95,7 @@ def guarded_empty(shape: int | tuple[int, ...], dtype: Any = "float32", *, devic
         An extent that is no whole number, a type that has no NaN, or a device that torch does not know.
     """
     listed = arguments.items(shape)
-    shape = tuple(arguments.extent("shape", int(x) if isinstance(x, np.integer) else x, 0) for x in
-                  ([shape] if listed is None else listed))  # fmt: skip
+    shape = tuple(arguments.extent("shape", x, 0) for x in ([shape] if listed is None else listed))
     size = int(np.prod(shape, dtype=np.int64))
     kind = as_dtype(dtype, "dtype")
     if kind not in FLOATS:

@@ -96,7 +96,7 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "num_key_value_heads", "head_dim"):  # fmt: skip
-            extent(name, getattr(self, name))
+            object.__setattr__(self, name, extent(name, getattr(self, name)))
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
             raise ShapeError("num_attention_heads", limit=f"a multiple of {shared}", value=heads, nearest=shared)
@@ -113,7 +113,7 @@ class DecoderConfig:
         for name, legal in (("norm", NORMS), ("mlp", MLPS)):
             if getattr(self, name) not in legal:
                 raise OptionError(name, limit=" or ".join(legal), value=getattr(self, name), nearest=legal[0])
-        extent("positions", self.positions, 0)
+        object.__setattr__(self, "positions", extent("positions", self.positions, 0))
         if self.fused_qkv and (self.head_norms or not self.positions):
             limit = "False with rope or norms of heads"
             raise OptionError("fused_qkv", limit=limit, value=True, nearest=False)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -332,10 +332,12 @@ def lower(
     made = decoder(model)
     of_type("choices", choices, (Choices, type(None)), "a Choices", "None, for the planner's")
     if choices is not None:
-        extent("threads of choices", choices.threads, 0)
+        choices = replace(choices, threads=extent("threads of choices", choices.threads, 0))
         one_of("mode of choices", choices.mode, MODES, MODES[0])
     count = get_num_threads() if threads is None else threads
-    _check_sizes(batch=batch, tokens=tokens, micro_batches=micro_batches, leaf=leaf, threads=count)
+    batch, tokens, micro_batches, leaf, count = _sizes(
+        batch=batch, tokens=tokens, micro_batches=micro_batches, leaf=leaf, threads=count
+    )
     for name, word, legal in (("phase", phase, PHASES), ("mode", mode, MODES), ("optimizer", optimizer, ("adamw",))):
         if word not in legal:
             raise OptionError(name, limit=" or ".join(legal), value=word, nearest=legal[0])
@@ -360,14 +362,14 @@ def lower(
     return Program(made, graph, lowered, plan, make_layout(lowered.values, plan["ops"]))
 
 
-def _check_sizes(**sizes: Any) -> None:
-    """Raise ShapeError: one of `sizes` is no extent, or a plan of them would be too long."""
-    for name, size in sizes.items():
-        extent(name, size)
+def _sizes(**sizes: Any) -> Iterable[int]:
+    """Extents. Raises ShapeError: one is none, or a plan of them would be too long."""
+    sizes = {name: extent(name, size) for name, size in sizes.items()}
     positions, threads = sizes["batch"] * sizes["tokens"], sizes["threads"]
     for name, size, most in (("batch * tokens", positions, MOST_TOKENS), ("threads", threads, MOST_THREADS)):
         if size > most:
             raise ShapeError(name, limit=f"at most {most}", value=size, nearest=most)
+    return sizes.values()
 
 
 def _check_model(model: DecoderConfig, phase: str, tokens: int) -> None:

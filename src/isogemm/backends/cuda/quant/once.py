@@ -23,9 +23,8 @@ from .layout import layout
 
 PIECE = 2**27  # weights written out at a time
 # Fitted to timings of 154 drawn products of up to 512 rows on an H200: us of the launch that writes; bytes that it
-# writes in a us, for each GB/s of the bus, up to what the second-level cache takes, and behind that; and what a product
-# takes of the time that the model of products expects.
-START, WRITTEN, CACHED, BEHIND, PRODUCT = 1.3, 691.0, 30e6, 508.0, 1.05
+# writes in a us, for each GB/s of the bus, up to what the second-level cache takes, and behind that.
+START, WRITTEN, CACHED, BEHIND = 1.3, 691.0, 30e6, 508.0
 
 
 class OnceConfig(NamedTuple):
@@ -58,7 +57,7 @@ class QuantOnce(RoundedKernel):
             return None
         written, pieces = 2 * case.n * case.k, -(-case.n // config.rows)
         writing = (min(written, CACHED) / WRITTEN + max(0.0, written - CACHED) / BEHIND) / gpu_of(device).memory
-        return pieces * (START + PRODUCT * product) + writing
+        return pieces * (START + product) + writing
 
     def build(self, case: QuantCase, config: OnceConfig | None, device: int) -> Launch:
         """For each piece of W both kernels, over the same memory."""

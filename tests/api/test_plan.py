@@ -151,9 +151,9 @@ def test_heads_that_cannot_be_are_told_the_nearest_at_once(heads: Any, nearest: 
 
 def test_sizes_may_be_of_another_library() -> None:
     """As `np.arange` gives them; what is planned is text of Python's own numbers."""
-    m, n, k = np.int64(4), np.array(64), np.int32(128)
-    for more in ({}, {"batch": np.int64(2)}, {"threads": np.uint8(1)}):
-        found, want = isogemm.plan(m, n, k, **more), isogemm.plan(4, 64, 128, **{x: int(more[x]) for x in more})
+    m, n, k = np.int64(512), np.array(2048), np.int32(2048)
+    for more in ({}, {"batch": np.int64(2)}, {"threads": np.uint8(2)}):
+        found, want = isogemm.plan(m, n, k, **more), isogemm.plan(512, 2048, 2048, **{x: int(more[x]) for x in more})
         assert found.to_json() == want.to_json()
     with pytest.raises(ShapeError, match="m: limit: a whole number of at least 0"):
         isogemm.plan(np.float64(4), 64, 128)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tests.planner import conftest as planner_fakes
 from tests.planner.fakes import flip
@@ -43,6 +44,14 @@ def test_shapes_are_settled_class_by_class(here):
     assert all(x.reason.startswith("timed live at m") and "3 candidates" in x.reason for x in done.plans)
     assert (done.admitted, done.refused) == (6, 6)
     assert str(done).startswith("6 products, the kernels of 6 by their times; of a library's algorithms 6 admitted, 6 ")
+
+
+def test_sizes_may_be_of_another_library(here, monkeypatch):
+    served = []
+    monkeypatch.setattr(here.live, "warm", lambda products, tell, budget: served.extend(products))
+    isogemm.warm([(np.int64(48), np.int32(64))], np.arange(1, 3), progress=False)
+    assert [(p.m, p.n, p.k) for p in served] == [(1, 48, 64), (2, 48, 64)]
+    assert {type(x) for p in served for x in (p.m, p.n, p.k, p.b.col)} == {int}
 
 
 def test_a_models_linear_layers_are_what_is_meant(here, monkeypatch):

@@ -16,7 +16,7 @@ from tests.quant.draws import encoded
 
 import isogemm
 from isogemm import blas
-from isogemm.base.arguments import flag, number
+from isogemm.base.arguments import extent, flag, number
 from isogemm.errors import AliasError, DTypeError, IsogemmError, LayoutError, OptionError, ShapeError
 from isogemm.lab import Candidate, interleave
 from isogemm.quant import QuantizedMatrix, load, quantize
@@ -313,3 +313,30 @@ def test_text_that_reads_like_a_number_is_none(text):
     for call in (lambda: iso.addmm(TX @ TW.T, TX, TW.T, beta=text), lambda: number("scale", text)):
         with pytest.raises(DTypeError, match="a number"):
             call()
+
+
+class Index:
+    """What says that it is a whole number, or cannot."""
+
+    def __init__(self, said: Any) -> None:
+        self.said = said
+
+    def __index__(self) -> int:
+        if isinstance(self.said, int):
+            return self.said
+        raise self.said
+
+
+@pytest.mark.parametrize("size", [3, np.int16(3), np.uint64(3), np.array(3), torch.tensor(3), Index(3)])
+def test_a_size_is_a_whole_number_of_any_library(size: Any) -> None:
+    found = extent("m", size)
+    assert (type(found), found) == (int, 3)
+
+
+@pytest.mark.parametrize("size", [
+    True, np.True_, np.array(True), torch.tensor(True), np.array([3]), torch.tensor([[3]]), "3", 3.0, np.float32(3),
+    torch.tensor(3.0), None, Index(TypeError()), Index(ValueError()), Index(RuntimeError()), -1, np.int8(-1),
+])  # fmt: skip
+def test_a_size_is_nothing_else(size: Any) -> None:
+    with pytest.raises(ShapeError, match="m: limit: a whole number of at least 1"):
+        extent("m", size)

@@ -70,7 +70,9 @@ def test_more_threads_than_cpus_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
         assert isogemm.get_num_threads() == min(most, 500)
 
 
-@pytest.mark.parametrize("count", [0, -1, True, False, 1.0, "2", None, np.True_, np.float32(2), np.array([2])])
+@pytest.mark.parametrize(
+    "count", [0, -1, True, False, 1.0, "2", None, np.True_, np.float32(2), np.array([2]), np.array(True)]
+)
 def test_wrong_counts_change_nothing(count: object) -> None:
     isogemm.set_num_threads(2)
     with pytest.raises(OptionError, match=re.escape(f"got: {count!r}")):

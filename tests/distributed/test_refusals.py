@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import isogemm
@@ -231,6 +232,12 @@ def test_traffic_counts_what_is_sent():
         traffic(1, 64, 64, 3)
     with pytest.raises(ShapeError, match="a multiple of 8"):
         traffic(1, 60, 64, 2)
+
+
+def test_traffic_does_not_count_in_the_numbers_of_another_library():
+    """32 bits of them would not do."""
+    sizes = 65536, 16384, 16384
+    assert traffic(*(np.int32(x) for x in sizes), 8) == traffic(*sizes, 8)
 
 
 def test_traffic_expects_a_time_where_products_have_a_model():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from tests.program.small import BATCH, MODEL, TOKENS, program, tokens, weights
 from isogemm.errors import IsogemmError, LayoutError, OptionError, ShapeError
 from isogemm.program import load
 from isogemm.program.checks import check_races
+from isogemm.program.plan import Choices
 from isogemm.program.program import from_data
 
 
@@ -44,9 +45,12 @@ def test_a_file_in_the_place_of_the_folder_is_refused(made, below, tmp_path):
 
 
 def test_sizes_may_be_of_another_library(tmp_path):
-    given = program(batch=np.int64(BATCH), tokens=np.array(TOKENS), threads=np.int32(2))
+    sizes = {f.name: np.int64(getattr(MODEL, f.name)) for f in fields(MODEL) if type(getattr(MODEL, f.name)) is int}
+    given = program(replace(MODEL, **sizes), batch=np.int64(BATCH), tokens=np.array(TOKENS), threads=np.int32(2))
     assert given.plan == program().plan
     assert load(given.save(tmp_path)).plan == given.plan
+    chosen = program(choices=Choices(np.int64(1)))
+    assert load(chosen.save(tmp_path)).plan == program(choices=Choices(1)).plan
 
 
 @pytest.mark.parametrize(

@@ -145,9 +145,7 @@ def _layers(x: Any, dtype: str, device: Any) -> Iterator[tuple[DeviceId, int, in
     for pair in pairs:
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise OptionError("warm", limit="a model, or pairs of n and k", value=repr(pair), nearest="[(4096, 4096)]")
-        n, k = pair
-        for what, size in (("n", n), ("k", k)):
-            extent(what, size)
+        n, k = (extent(what, size) for what, size in zip("nk", pair, strict=True))
         yield place, n, k, found.name, None
 
 

@@ -92,6 +92,16 @@ def whole(name: str, x: Any) -> int:
         raise DTypeError(name, limit="a whole number", value=shown(x), nearest="0") from error
 
 
+def counted(x: Any) -> int | None:
+    """A whole number of Python's or of another library's; None of what is none: truth, text, an array of several."""
+    if isinstance(x, bool) or getattr(x, "ndim", 0) != 0 or str(getattr(x, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return operator.index(x)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
 def extent(name: str, x: Any, least: int = 1) -> int:
     """A size, a whole number of at least `least`, of Python's or of another library's.
 
@@ -100,11 +110,9 @@ def extent(name: str, x: Any, least: int = 1) -> int:
     ShapeError
         With the size that text or a float meant.
     """
-    try:
-        if not isinstance(x, bool) and (size := operator.index(x)) >= least:
-            return size
-    except (TypeError, ValueError, RuntimeError):
-        pass
+    size = counted(x)
+    if size is not None and size >= least:
+        return size
     try:
         meant = max(least, int(x))
     except (TypeError, ValueError, OverflowError, RuntimeError):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from typing import Any
 
 from ..errors import OptionError
+from .arguments import counted
 
 _FEW = 8  # threads that may share one CPU
 chosen = 0
@@ -39,11 +39,8 @@ def _most() -> int:
 
 def threads_of(what: str, count: Any) -> int:
     """A number of threads, a whole number of Python's or of another library's; else an OptionError."""
-    try:
-        found = 0 if isinstance(count, bool) else operator.index(count)
-    except (TypeError, ValueError, RuntimeError):
-        found = 0
-    if found < 1:
+    found = counted(count)
+    if found is None or found < 1:
         raise OptionError(what, limit="a whole number of at least 1", value=repr(count), nearest=1)
     if found > _most():
         raise OptionError(what, limit=f"at most {_most()} threads", value=found, nearest=_most())

@@ -87,8 +87,7 @@ def tensor_cores(
     """
     if dtype not in TYPES:
         raise DTypeError("dtype", limit=", ".join(TYPES), value=repr(dtype), nearest="float16")
-    for name, size in (("m", m), ("n", n), ("k", k)):
-        extent(name, size)
+    m, n, k = (extent(name, size) for name, size in (("m", m), ("n", n), ("k", k)))
     contract_of(mode)
     refused = _refused(dtype, mode)
     several = BYTES // TYPES[dtype]

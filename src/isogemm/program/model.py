@@ -268,7 +268,7 @@ def _gpt2(data: Mapping[str, Any]) -> DecoderConfig:
     for name in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
         if name not in data:
             raise OptionError("configuration", limit="every size of a decoder", value=f"no {name}", nearest=name)
-        extent(name, data[name])
+        data = {**data, name: extent(name, data[name])}
     hidden, heads = data["n_embd"], data["n_head"]
     if hidden % heads:
         raise ShapeError(

@@ -32,7 +32,7 @@ def tuned(program: Program, rounds: int = ROUNDS) -> Program:
     choice has the same bits.
     """
     of_type("program", program, Program, "a Program", "lower(model, ...)")
-    extent("rounds", rounds)
+    rounds = extent("rounds", rounds)
     chosen = choices_of(program.plan)
     alone = {op["name"]: {**chosen.dispatch[op["name"]], "threads": 1} for op in program.plan["ops"]}
     runs = [_started(each) for each in (program, relowered(program.plan, _with(chosen, alone)))]

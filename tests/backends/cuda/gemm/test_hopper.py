@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from itertools import product as pairs
@@ -187,6 +188,15 @@ def test_tiles_of_128_rows_and_more_are_offered_clusters_in_a_row_where_there_ar
     assert clusters >= {128, 192}
     many = ranked(_narrow(2000, 8192, 8192, Strides(1, 8192)))
     assert all(c.cluster <= 2 for c in many)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(200, 2240, 896), (256, 2304, 640), (100, 1024, 4096), (300, 20000, 6144)])
+def test_turns_are_offered_where_a_tile_has_another_to_hide_behind(m, n, k):
+    """Neighbours of a tile by 8 columns too, of which there may be few enough for one wave."""
+    product = _narrow(m, n, k, Strides(1, k))
+    waves = {math.prod(geometry(product, c).tiles()) > 132 for c in ranked(product) if c.pingpong}
+    assert waves <= {True}
+    assert waves or m < 300
 
 
 @pytest.mark.parametrize(

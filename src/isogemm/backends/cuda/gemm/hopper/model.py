@@ -73,16 +73,15 @@ def _alone(p: Product) -> Iterator[HopperConfig]:
             for cols in (*range(8, 64, 8), *range(64, 257, COARSE)):
                 if cols - COARSE >= y:
                     break
-                few = -(-x // rows) * -(-y // cols) * p.batch <= FEW
-                if not pingpong if few else rows >= 64:  # a tile alone has nothing that its epilogue could hide behind
+                if not pingpong if _few(p, x, y, rows, cols) else rows >= 64:
                     yield from _filled(p, HopperConfig(swapped, rows, cols, 64, 2, pingpong=pingpong))
 
 
 def _between(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
     """A configuration's neighbours by 8 columns: what fits a wave, or the product, is often one of them."""
-    y = p.m if c.swapped else p.n
+    x, y = (p.n, p.m) if c.swapped else (p.m, p.n)
     for cols in (c.cols - 8, c.cols + 8) if min(c.rows, c.cols) >= 64 else ():
-        if cols - 8 < y and cols <= 256:
+        if cols - 8 < y and cols <= 256 and not (c.pingpong and _few(p, x, y, c.rows, cols)):
             yield from _filled(p, replace(c, cols=cols), (c.depth,))
 
 
@@ -96,9 +95,13 @@ def _clusters(p: Product, c: HopperConfig) -> Iterator[HopperConfig]:
     tiles = math.prod(g.tiles()) * p.batch
     if min(p.m, p.n) <= 16 and _crowded(g, tiles, H200):
         return
-    few = not c.pingpong and tiles <= FEW
-    for cm, cn in CLUSTERS if few else PAIRS if c.rows >= 128 else ():
+    for cm, cn in CLUSTERS if tiles <= FEW else PAIRS if c.rows >= 128 else ():
         yield from _filled(p, replace(c, cm=cm, cn=cn), (c.depth,))
+
+
+def _few(p: Product, x: int, y: int, rows: int, cols: int) -> bool:
+    """Whether there are no more tiles than one wave: then short ones may do, and none has another's to hide behind."""
+    return -(-x // rows) * -(-y // cols) * p.batch <= FEW
 
 
 def _filled(p: Product, c: HopperConfig, depths: Sequence[int] = (64, 128, 256)) -> Iterator[HopperConfig]:
@@ -150,8 +153,8 @@ ACROSS = 1.7
 # shared memory then: what lies in two lines of the cache is asked for twice.
 SPLIT, PIECE = 0.62, 3.0
 BIASED = 0.07  # cycles of a value whose bias is another in every column
-# Ties: weights swapped, no tiles of 16 rows. A long ring in a crowded launch takes longer, and a tree in one walk two
-# thirds of what leaves side by side do where the rest says as much.
+# More than the rest says take a long ring in a crowded launch and, where they tie, tiles of 16 rows; less take swapped
+# weights, and a tree in one walk: two thirds of what leaves side by side do.
 SWAPPED, SHORTEST, LONG, TREE = -0.06, 0.01, 0.04, -0.33
 
 
@@ -193,7 +196,7 @@ def expected(p: Product, c: HopperConfig, gpu: Gpu) -> float:
 
 
 def _again(p: Product, g: Geometry) -> float:
-    """Lines of the larger operand, which comes from memory, that a tile takes when others long have."""
+    """Lines of the larger operand, which comes from memory, that a tile reads again after others, not beside them."""
     c, (along_x, along_y), group = g.config, g.tiles(), group_of(p, g)
     if g.x.size >= g.y.size:
         return g.x_rows / c.cn if along_y > 1 and (c.cluster > 1 or group > 1) else 0.0

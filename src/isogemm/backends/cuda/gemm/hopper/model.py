@@ -73,7 +73,8 @@ def _alone(p: Product) -> Iterator[HopperConfig]:
             for cols in (*range(8, 64, 8), *range(64, 257, COARSE)):
                 if cols - COARSE >= y:
                     break
-                if not pingpong if _few(p, x, y, rows, cols) else rows >= 64:
+                few = _few(p, x, y, rows, cols)
+                if (few and not pingpong) or (not few and rows >= 64):
                     yield from _filled(p, HopperConfig(swapped, rows, cols, 64, 2, pingpong=pingpong))
 
 

@@ -52,6 +52,9 @@ def test_sizes_may_be_of_another_library(here, monkeypatch):
     isogemm.warm([(np.int64(48), np.int32(64))], np.arange(1, 3), progress=False)
     assert [(p.m, p.n, p.k) for p in served] == [(1, 48, 64), (2, 48, 64)]
     assert {type(x) for p in served for x in (p.m, p.n, p.k, p.b.col)} == {int}
+    served.clear()
+    isogemm.warm([(48, 64)], np.array(3), progress=False)
+    assert [p.m for p in served] == [3]
 
 
 def test_a_models_linear_layers_are_what_is_meant(here, monkeypatch):
@@ -78,10 +81,12 @@ def test_a_models_linear_layers_are_what_is_meant(here, monkeypatch):
         ([(64, 0)], 1, {}, ShapeError),
         ([(64, 64)], 0, {}, ShapeError),
         ([(64, 64)], 1.5, {}, ShapeError),
+        ([(64, 64)], np.array(1.5), {}, ShapeError),
         ([(64, 64)], [], {}, ShapeError),
         ([(64, 64, 64)], 1, {}, OptionError),
         ([64], 1, {}, OptionError),
         (64, 1, {}, OptionError),
+        (np.array(64), 1, {}, OptionError),
         ([(64, 64)], [1, True], {}, ShapeError),
         ([(64, 64)], 1, {"dtype": "int8"}, DTypeError),
         ([(64, 64)], 1, {"device": "cpu"}, DeviceError),

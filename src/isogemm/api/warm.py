@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..backends import find, of_tensor, open_device
-from ..base.arguments import extent
+from ..base.arguments import extent, items
 from ..base.dtypes import FLOAT32, NUMPY, TORCH, as_dtype, check_dtype
 from ..base.progress import progress_bar
 from ..base.tuning import BUDGET, get_tuning
@@ -118,7 +118,8 @@ def warm(
 
 
 def _rows(m: int | Iterable[int]) -> Sequence[int]:
-    found = list(m) if isinstance(m, Iterable) else [m]
+    listed = items(m)
+    found = [m] if listed is None else listed
     if not found:
         raise ShapeError("m", limit="at least one number of rows", value="none", nearest=1)
     return [extent("m", count) for count in found]
@@ -141,8 +142,8 @@ def _layers(x: Any, dtype: str, device: Any) -> Iterator[tuple[DeviceId, int, in
         raise _without_gpu(error.value) from error
     found = as_dtype(dtype) or FLOAT32
     check_dtype("weights", found)
-    pairs = list(x) if isinstance(x, Iterable) else [x]
-    for pair in pairs:
+    listed = items(x)
+    for pair in [x] if listed is None else listed:
         if not isinstance(pair, Sequence) or len(pair) != 2:
             raise OptionError("warm", limit="a model, or pairs of n and k", value=repr(pair), nearest="[(4096, 4096)]")
         n, k = (extent(what, size) for what, size in zip("nk", pair, strict=True))

@@ -116,7 +116,7 @@ def traffic(
     ShapeError
         The tree's leaves do not divide k or n, or there is no rank.
     """
-    tp, element = arguments.extent("tp", arguments.whole("tp", tp)), as_dtype(dtype, "dtype")
+    tp, element = arguments.extent("tp", tp), as_dtype(dtype, "dtype")
     m, n, k = (arguments.extent(name, x, 0) for name, x in (("m", m), ("n", n), ("k", k)))
     alone: Any = plan(m, n, k, dtype=dtype, device=device, contract=contract)
     assert element is not None  # or there was no plan

@@ -181,7 +181,7 @@ def test_what_was_found_serves_later_processes_without_timing(tmp_path: Path) ->
     assert not second.bench.tasks
     assert not second.bench.rounds
     here = explain_on(P, second.chooser)
-    assert (here.config, here.reason) == ("right", "timed live at m 16, 5 us, 3 candidates")
+    assert (here.config, here.reason) == ("right", "timed live at m 16, 4.19 us, 3 candidates")
     near = replace(P, m=10)
     assert second.call(second.chooser.serve(near), near) == "right"
     changed = Here(tmp_path, times.__getitem__, **more)
@@ -315,6 +315,14 @@ def test_short_kernels_are_timed_behind_their_like(us: float, in_a_row: int) -> 
     here = Here(own=("best", "second"), expects={"best": us, "second": 1.1 * us})
     here.settle(here.chooser.serve(P))
     assert here.bench.in_a_row == in_a_row
+
+
+@pytest.mark.parametrize(("us", "behind", "serves"), [(10.0, 0.7, "right"), (10.0, 0.9, "best"), (400.0, 0.7, "best")])
+def test_what_a_library_s_kernel_waits_in_a_stream_alone_does_not_count(us: float, behind: float, serves: str) -> None:
+    """Ten in a row wait nine times; a kernel that is timed alone waits for none of its like."""
+    clock = {"best": us, "right": us + behind}
+    here = Here(own=("best",), offered=("right",), expects={"best": us}, clock=clock.__getitem__)
+    assert here.settle(here.chooser.serve(P)) == serves
 
 
 def test_a_call_waits_for_no_round() -> None:

@@ -69,6 +69,27 @@ def test_the_weight_s_gradient_is_a_tree_over_heads(name, order):
     assert same(shared.weight.grad, fixed_sum(leaves))
 
 
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_buffers_hold_the_whole_batch_s_gradient_however_it_is_cut(dtype, parts):
+    shared = norms("Qwen3")[1].to(dtype)
+    shared.grad_order = "leaf4"
+    x, dy = (torch.randn(4, 4, HEADS, WIDTH, dtype=dtype) for _ in range(2))
+    shared(x).backward(dy)
+    want, shared.weight.grad = shared.weight.grad, None
+    for _ in range(2):  # the buffers begin anew
+        assert iso.use_main_grad(shared) == ["weight"]
+        for some, grad in zip(x.chunk(parts), dy.chunk(parts), strict=True):
+            shared(some).backward(grad)
+        assert shared.weight.grad is None
+        with pytest.raises(OptionError, match="nobody has collected"):
+            torch.optim.SGD(shared.parameters(), 0.1).step()
+        assert iso.collect_main_grad(shared) == ["weight"]
+        assert same(shared.weight.grad, want)
+        assert not shared.weight.main_grad.any()
+        shared.weight.grad = None
+
+
 def test_norms_that_nothing_records_are_turned_with_their_heads(monkeypatch):
     """One pass over queries and keys in place of three, where the bits are those of the three."""
     from isogemm.torch import reductions

@@ -11,7 +11,6 @@ from ...errors import OptionError, ShapeError
 from ..gemm.buffers import clear
 from ..gemm.main_grad import main_grads, use_main_grad
 from ..operator import Tensor
-from .layers import HeadNorm
 from .ranks import Ranks, check_ranks
 from .sums import sum_over_ranks
 from .tree import fixed_sum
@@ -47,10 +46,6 @@ class GradientTree:
     def __init__(self, model: Any, ranks: Ranks) -> None:
         self.model, self.ranks = model, check_ranks(ranks)
         use_main_grad(model)
-        for child in self._norms():
-            child.leaf_grads = torch.zeros(
-                child.ranks.own_leaves, *child.weight.shape, dtype=torch.float32, device=child.weight.device
-            )
         self._waiting: list[tuple[int, dict[str, Tensor]]] = []  # (leaves, sums), of falling sizes
         self._pushed = 0
 
@@ -123,13 +118,8 @@ class GradientTree:
         found: list[bool] = self.ranks.stacked(flags, "which gradients there are").any(0).tolist()
         return found
 
-    def _norms(self) -> list[Any]:
-        return [child for child in self.model.modules() if isinstance(child, HeadNorm)]
-
     def _taken(self) -> dict[str, Tensor]:
         """The float32 gradients that buffers and ``.grad`` hold, which become zero and None."""
-        for child in self._norms():
-            child.settle()
         names = {id(p): name for name, p in self.model.named_parameters()}  # of a tied one the first module's
         found = {names[id(p)]: total.clone() for _, p, total in main_grads(self.model)}
         for name, p in self.model.named_parameters():

@@ -354,10 +354,10 @@ class HeadNorm(Parallel, RowNorm):
     """An RMSNorm with one weight for all heads, of which each rank has some: [..., heads, width].
 
     The weight's gradient sums over rows and heads. Its leaves are groups of heads, as many as the tree has; within one
-    it has the order of every norm, and the groups meet in the tree. `use_main_grad` has a buffer for each group then.
+    it has the order of every norm, and the groups meet in the tree. A buffer of `use_main_grad` is one for each group,
+    stacked: `main_grads` has what they meet in.
     """
 
-    leaf_grads: Tensor | None = None
     weight: Any
 
     @classmethod
@@ -373,6 +373,14 @@ class HeadNorm(Parallel, RowNorm):
         made.__class__ = mixed(cls, norm, **dict(formula))
         made.ranks, made.label, made.number = ranks, label, numbered(made)
 
+    def buffer_shape(self, name: str) -> tuple[int, ...]:
+        """One for each group of this rank's heads."""
+        return self.ranks.own_leaves, *super().buffer_shape(name)
+
+    def summed(self, name: str, buffer: Tensor) -> Tensor:
+        """The tree over the groups of all ranks."""
+        return over_leaves(list(buffer), self.ranks, f"the gradient of {self.label}")
+
     def is_whole(self) -> bool:
         """Whether no gradient of the weight is recorded."""
         return not (torch.is_grad_enabled() and self.weight.requires_grad)
@@ -386,17 +394,12 @@ class HeadNorm(Parallel, RowNorm):
         groups = self.ranks.own_leaves
         self.ranks.part(f"heads of {self.label}", x.shape[-2] * self.ranks.size)
         aliases = _Leaves.apply(weight, groups, self.ranks, f"the gradient of {self.label}")
-        for alias, buffer in zip(aliases, () if self.leaf_grads is None else self.leaf_grads, strict=False):
+        buffers = self._taking("weight", weight)
+        for alias, buffer in zip(aliases, [None] * groups if buffers is None else buffers, strict=True):
             alias.main_grad = buffer
         parts = zip(x.chunk(groups, -2), aliases, strict=True)
         options = {"out_dtype": dtype, "grad_order": self.grad_order}
         return torch.cat([reductions.rms_norm(y, self._scale(w), eps, **options) for y, w in parts], -2)
-
-    def settle(self) -> None:
-        """The sum of the buffers of all groups, on all ranks, to the parameter's own; theirs become zero."""
-        if self.leaf_grads is not None:
-            self.weight.main_grad.copy_(over_leaves(list(self.leaf_grads), self.ranks, self.label))
-            self.leaf_grads.zero_()
 
 
 def over_leaves(own: list[Tensor], ranks: Ranks, what: str) -> Tensor:

@@ -78,8 +78,9 @@ def use_main_grad(module: Any) -> list[str]:
             own = dict(layer.main_grads or {})
             known = own.pop(key, None)
             buffer = before if first or before is None else known
-            if _fits(buffer, layer._parameters[key]):  # recorded graphs may have it
-                kept.append(buffer)
+            shape, device = layer.buffer_shape(key), layer._parameters[key].device
+            if buffer is not None and (buffer.shape, buffer.device, buffer.dtype) == (shape, device, torch.float32):
+                kept.append(buffer)  # recorded graphs may have it
             else:
                 buffer = layer.zeros(key)
             if first:
@@ -92,11 +93,6 @@ def use_main_grad(module: Any) -> list[str]:
     return found
 
 
-def _fits(known: Any, like: Tensor) -> bool:
-    """Whether a buffer may take the gradient of a parameter."""
-    return known is not None and (known.shape, known.device, known.dtype) == (like.shape, like.device, torch.float32)
-
-
 def main_grads(module: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
     """(name, parameter, gradient) of every parameter with buffers, one after the other.
 
@@ -104,14 +100,16 @@ def main_grads(module: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
     order of the modules, plus what other modules left in ``.grad``.
     """
     for name, parameter, uses in _uses(module):
-        buffers = _buffers(parameter, uses)
-        if not buffers:
+        sums = []
+        for layer, key, _ in uses:
+            if (buffer := layer._buffer(key, parameter)) is not None:
+                mark_read(buffer)
+                sums.append(layer.summed(key, buffer))
+        if not sums:
             continue
-        for buffer in buffers:
-            mark_read(buffer)
-        total = buffers[0]
+        total = sums[0]
         with nullcontext() if total.is_cuda else subnormals_kept():
-            for other in buffers[1:]:
+            for other in sums[1:]:
                 total = total + other
             if parameter.grad is not None:
                 total = total + parameter.grad.float()

@@ -47,10 +47,18 @@ class Converted:
             check_no_hooks("main_grad", parameter)
         return buffer
 
+    def buffer_shape(self, name: str) -> tuple[int, ...]:
+        """Of a buffer for the gradient of a parameter."""
+        return tuple(self._parameters[name].shape)  # type: ignore[attr-defined]
+
     def zeros(self, name: str) -> Tensor:
-        """A buffer for the gradient of a parameter, in the memory order that its product writes."""
-        like = self._parameters[name].detach()  # type: ignore[attr-defined]
-        return torch.zeros_like(like, dtype=torch.float32, memory_format=torch.contiguous_format)
+        """Such a buffer, in the memory order that its product writes."""
+        device = self._parameters[name].device  # type: ignore[attr-defined]
+        return torch.zeros(self.buffer_shape(name), dtype=torch.float32, device=device)
+
+    def summed(self, name: str, buffer: Tensor) -> Tensor:
+        """The gradient that a buffer of this use holds."""
+        return buffer
 
     def _operand(self, name: str) -> Tensor | None:
         """A parameter as functions of rows take it, which look for its buffer in the tensor itself."""

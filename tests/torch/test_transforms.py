@@ -118,6 +118,19 @@ def test_functions_of_arrays_lose_no_tangent(call):
             call(torch.autograd.forward_ad.make_dual(x, x))
 
 
+def test_forward_mode_goes_through_products_that_are_routed():
+    """torch's own formulas make tangents of products, and these are invariant as well."""
+    x, tangent, w = torch.randn(5, 3), torch.randn(5, 3), torch.randn(3, 4)
+    with iso.invariant():
+        y, dy = torch.func.jvp(lambda x: x @ w, (x,), (tangent,))
+        same(y, x @ w)
+        same(dy, tangent @ w)
+        same(torch.func.jacfwd(lambda x: x @ w)(x[:1])[0, :, 0], w.T)
+        with torch.autograd.forward_ad.dual_level():
+            made = torch.nn.functional.linear(torch.autograd.forward_ad.make_dual(x, tangent), w.T.contiguous())
+            same(torch.autograd.forward_ad.unpack_dual(made).tangent, dy)
+
+
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_reverse_mode_has_the_bits_of_autograd(name):
     f = PRODUCTS[name][0]

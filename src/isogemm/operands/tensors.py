@@ -141,13 +141,21 @@ def check_tensor(name: str, x: Any, *, integers: bool = False) -> None:
             nearest=nearest,
             said=f"{name} is {x.dtype}, and products here are of float32, bfloat16 or float16",
         )
-    forward = torch.autograd.forward_ad
-    if forward._current_level >= 0 and forward.unpack_dual(x).tangent is not None:
+    if has_tangent(x):
         limit, nearest = "a tensor outside the gradient's graph", f"{name}.detach(), or reverse mode"
         raise OptionError(f"{name}", limit=limit, value="a dual tensor, of forward-mode gradients", nearest=nearest)
     watched = torch._C  # most calls look no further
     if watched._get_tracing_state() is not None or watched._len_torch_dispatch_stack():
         check_untraced(name)
+
+
+def has_tangent(x: Any) -> bool:
+    """Whether a tensor carries a forward-mode gradient. Below autograd, which has seen to it by then, none does."""
+    torch = sys.modules["torch"]
+    forward, on = torch.autograd.forward_ad, torch._C
+    if forward._current_level < 0 or on._dispatch_tls_is_dispatch_key_excluded(on.DispatchKey.AutogradFunctionality):
+        return False
+    return forward.unpack_dual(x).tangent is not None
 
 
 def from_tensor(name: str, x: Any) -> Array:

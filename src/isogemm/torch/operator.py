@@ -22,7 +22,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import DeviceError, OptionError
-from ..operands.tensors import is_traced, run_as_it_is
+from ..operands.tensors import has_tangent, is_traced, run_as_it_is
 
 Tensor = Any  # torch is untyped to mypy
 
@@ -161,11 +161,8 @@ def _refuse_transforms(what: str, tensors: list[Tensor]) -> None:
 
 
 def _refuse_tangents(*tensors: Tensor | None) -> None:
-    if _forward_ad._current_level < 0:
-        return
-    for x in tensors:
-        if x is not None and _forward_ad.unpack_dual(x).tangent is not None:
-            refuse_forward_mode()
+    if any(x is not None and has_tangent(x) for x in tensors):
+        refuse_forward_mode()
 
 
 def refuse_forward_mode() -> NoReturn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -21,6 +23,7 @@ from tests.quant.draws import encoded
 import isogemm
 from isogemm import blas
 from isogemm.base import jit, threads
+from isogemm.contract.spec import as_contract
 from isogemm.errors import (
     DOCTOR,
     AliasError,
@@ -454,6 +457,16 @@ def test_the_rows_are_one_mistake_away_from_working():
     assert (c.reshape(-1)[:8] == 3).all()
     bpointers(c, [0, 6], [0, 6], [0, 4])
     assert matmul(A, B, out=c) is c
+
+
+@pytest.mark.parametrize("make", [lambda: matmul(A, B[:2]), lambda: matmul(A, B, out=A), lambda: as_contract("fam")])
+def test_an_error_stays_what_it_is_when_it_is_pickled_or_copied(make: Callable[[], Any]) -> None:
+    with pytest.raises(IsogemmError) as caught:
+        make()
+    error = caught.value
+    texts = [pickle.dumps(error, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for again in [*map(pickle.loads, texts), copy.copy(error), copy.deepcopy(error)]:
+        assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_no_memory_is_asked_for_before_the_limit_is_checked(monkeypatch):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
 import difflib
+from typing import Any
 
 __all__ = [
     "AliasError",
@@ -48,6 +50,10 @@ class IsogemmError(Exception):
         self.args = (f"{said or what}: limit: {limit}; got: {value}; nearest legal choice: {nearest}",)
         if what.startswith(self._elsewhere):
             self.add_note(DOCTOR)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """What pickles and copies it, as on the way from a process to the one that asked: all of it, as it stands."""
+        return copyreg.__newobj__, (type(self),), {"args": self.args, **vars(self)}  # type: ignore[attr-defined]
 
 
 class ShapeError(IsogemmError, ValueError):

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 import isogemm
 from isogemm.backends.cpu.gemm.exact import PIECE
 from isogemm.contract import reference
+from isogemm.contract.spec import LONGEST_EXACT
 from isogemm.errors import ContractError, DTypeError, LimitError, OptionError, ShapeError
-from isogemm.problem.settings import LONGEST_EXACT
 
 Array = NDArray[Any]
 EXTENT, K = st.integers(0, 40), st.one_of(st.integers(0, 70), st.sampled_from([PIECE - 1, PIECE, PIECE + 1, 2500]))
@@ -78,6 +78,7 @@ def test_the_longest_k_holds_its_extremes() -> None:
         lambda: isogemm.matmul(longer, longer.T),
         lambda: isogemm.linear(longer, longer),
         lambda: isogemm.gemm_grouped([a, longer], [a.T, longer.T]),
+        lambda: reference.evaluate(longer, longer.T, "exact/chain"),
     ):
         with pytest.raises(LimitError, match="131071"):
             call()

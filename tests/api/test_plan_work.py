@@ -152,6 +152,41 @@ def test_attention_with_a_mask(tokens, keys, mask, launched, monkeypatch):
             plan.run(q, k, v, given.astype(bool if mask == "added" else np.float32))
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 30])
+@pytest.mark.parametrize("keys", [1, 7, 30])
+@pytest.mark.parametrize("width", [1, 5, 40])
+def test_ranges_of_a_window_are_what_its_mask_shows(tokens, keys, width):
+    mask = Mask("window", width)
+    for found, want in zip(mask.seen(tokens, keys), ranges(mask.shown(tokens, keys)), strict=True):
+        assert found.tolist() == want.tolist()
+
+
+@pytest.mark.usefixtures("_threads")
+def test_a_replay_takes_what_its_plan_is_of():
+    swapped, halves = np.dtype(np.float32).newbyteorder(), np.float16
+    x, w = drawn(2, 64), isogemm.quantize(drawn(8, 64), "Q4_0")
+    plans = [
+        (isogemm.plan(2, 3, 4, batch=2), (drawn(2, 2, 4), drawn(2, 4, 3))),
+        (isogemm.plan(5, 3, 4, groups=[2, 3]), ([drawn(2, 4), drawn(3, 4)], [drawn(4, 3), drawn(4, 3)])),
+        (isogemm.plan(4, 6, 16, heads=(2, 1)), (drawn(1, 2, 4, 16), drawn(1, 1, 6, 16), drawn(1, 1, 6, 16))),
+        (isogemm.plan(2, 8, 64, format="Q4_0"), (x, w)),
+    ]
+    for plan, operands in plans:
+        for i, operand in enumerate(operands):
+            if operand is w:
+                continue
+            for dtype in (swapped, halves, np.float64):
+                turned = [y.astype(dtype) for y in operand] if isinstance(operand, list) else operand.astype(dtype)
+                with pytest.raises(DTypeError):
+                    plan.run(*operands[:i], turned, *operands[i + 1 :])
+            if not isinstance(operand, list):
+                with pytest.raises(DTypeError, match="mask"):
+                    plan.run(*operands[:i], np.ma.masked_array(operand), *operands[i + 1 :])
+        plan.run(*operands)
+    with pytest.raises(OptionError, match="format of a replay"):
+        plans[-1][0].run(x, drawn(8, 64))
+
+
 @pytest.mark.parametrize("text", ["x", "[]", "3", None])
 def test_what_is_no_plan_is_refused(text):
     for kind in (WorkPlan, DevicePlan):

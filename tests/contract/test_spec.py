@@ -63,6 +63,10 @@ def test_defaults_and_properties() -> None:
         ("", "fma", "'fma/chain'"),
         ("fma/", "chain", "chain"),
         ("fma/chains", "chain", "chain"),
+        ("fma/chian", "chain", "chain"),
+        ("fma/laef512", "leafL", "leaf4096"),
+        ("fma/Tree8", "treeN", "tree8"),
+        ("fma/lane32", "lanes32", "lanes32"),
         ("fma/leaf", "leafL", "leaf4096"),
         ("fma/leaf0", "leafL", "leaf4096"),
         ("fma/leaf-16", "leafL", "leaf4096"),
@@ -90,6 +94,20 @@ def test_malformed_contracts_name_limit_value_and_nearest(text: str, limit: str,
         assert str(caught.value.nearest).removesuffix("/chain") == nearest.removesuffix("/chain")
         Contract.parse(str(caught.value.nearest).strip("'"))
     assert "nearest legal choice" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "nearest"),
+    [
+        ("foo", 3, "chain"), ("leafs", 64, "leaf4096"), (None, 0, "chain"), ("leaf", 16.0, "leaf4096"),
+        ("tree", 8.0, "tree8"), ("leaf", "16", "leaf4096"), ("leaf", True, "leaf4096"), ("lanes", 32.0, "lanes32"),
+        ("chain", 7, "chain"), ("leaf", 0, "leaf4096"),
+    ],
+)  # fmt: skip
+def test_an_order_that_is_none_makes_no_contract(kind: object, size: object, nearest: str) -> None:
+    with pytest.raises(ContractError, match="order of a contract") as caught:
+        Contract("fma", Order(kind, size))  # type: ignore[arg-type]
+    assert nearest in str(caught.value.nearest)
 
 
 @pytest.mark.parametrize("value", [None, 3, b"fma/chain", Order()])

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ..errors import ContractError, DTypeError, OptionError, ShapeError
 from .compare import bits, is_nan
-from .spec import ARITHMETICS, Contract, ContractLike, as_contract
+from .spec import ARITHMETICS, Contract, ContractLike, as_contract, check_exact
 
 __all__ = ["canonical", "epilogue", "evaluate", "round_tf32", "split_tf32", "walk"]
 
@@ -62,6 +62,8 @@ def evaluate(
         The contract is not defined for the operands' dtype, or `c` is not float32.
     ContractError
         The contract is malformed, has no executable definition, or `c` is given to a tree or to lanes.
+    LimitError
+        K of an exact product is more than 131071.
 
     Notes
     -----
@@ -83,6 +85,7 @@ def evaluate(
     _check_operands(a, b, chosen)
     _check_start(c, (a.shape[0], b.shape[1]), chosen)
     if chosen.arithmetic == "exact":
+        check_exact(a.shape[1])
         return (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32)
     start = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else np.array(c, np.float32, order="C")
     from ..base.floating import ieee_defaults  # loads Numba, which reading a contract should not

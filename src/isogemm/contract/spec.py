@@ -13,11 +13,13 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal, cast
 
-from ..errors import ContractError
+from ..errors import ContractError, LimitError
 from .modes import MEANT
 
 TREE_LEAVES = (2, 4, 8, 16)
 LANES = 32  # of a SIMD group on most GPUs; on all others, and on CPUs, they are virtual
+USUAL = {"chain": "chain", "leaf": "leaf4096", "tree": "tree8", "lanes": f"lanes{LANES}"}  # of each kind of order
+LONGEST_EXACT = (2**31 - 1) // 2**14  # K up to which no sum of products of int8 can leave int32
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,12 +189,25 @@ def _parse_order(text: str) -> Order:
             "unknown order",
             limit=f"chain, leafL (L a multiple of the block), treeN (N in 2, 4, 8, 16) or lanes{LANES}",
             value=repr(text),
-            nearest=next((full for full in ("leaf4096", "tree8", f"lanes{LANES}") if text[:4] == full[:4]), "chain"),
+            nearest=_nearest_order(text),
         )
     return Order(cast(Literal["leaf", "tree", "lanes"], match[1]), int(match[2]))
 
 
+def check_exact(k: int) -> None:
+    """Raise a LimitError where sums of products of int8 over a K might not fit into int32, whatever the values are."""
+    if k > LONGEST_EXACT:
+        nearest = f"the int64 sum of products over pieces of K of at most {LONGEST_EXACT}"
+        raise LimitError("K of an int8 product", limit=f"{LONGEST_EXACT}: sums fit int32", value=k, nearest=nearest)
+
+
 def _check_order(order: Order, block: int) -> None:
+    if order.kind not in USUAL or type(order.size) is not int or (order.kind == "chain") != (order.size == 0):
+        raise ContractError(
+            "order of a contract", limit=f"one of {', '.join(USUAL)}, all but a chain with a size, a whole number",
+            value=f"Order({order.kind!r}, {order.size!r})",
+            nearest=f"Contract.parse('fma/{_nearest_order(str(order.kind))}')",
+        )  # fmt: skip
     if order.kind == "tree" and order.size not in TREE_LEAVES:
         raise ContractError(
             "leaf count of a tree",
@@ -212,6 +227,14 @@ def _check_order(order: Order, block: int) -> None:
             value=order.size,
             nearest=f"leaf{max(block, round(order.size / block) * block)}",
         )
+
+
+def _nearest_order(text: str) -> str:
+    """The usual one of the kind that a misspelt order is like."""
+    import difflib
+
+    kind = text.lower().rstrip("0123456789")
+    return USUAL[(difflib.get_close_matches(kind, USUAL, n=1) or ["chain"])[0]]
 
 
 def _nearest_arithmetic(name: str) -> str:

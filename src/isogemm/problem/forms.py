@@ -44,6 +44,12 @@ class Mask:
             return int(np.minimum(last, self.width or n).sum())
         return m * n
 
+    def seen(self, m: int, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(first, one past the last) key that each query of a window sees, 0 and 0 where it sees none."""
+        stop = np.clip(np.arange(m) + n - m + 1, 0, n)
+        start = np.maximum(stop - self.width, 0)
+        return start, stop
+
     def shown(self, m: int, n: int) -> NDArray[np.bool_]:
         """[m, n] of a window: True where a query sees a key."""
         last = np.arange(m)[:, None] + n - m

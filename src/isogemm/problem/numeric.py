@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract.spec import Contract, ContractLike, Order, as_contract
 from ..errors import ContractError, IsogemmError, OptionError
+from .settings import check_pair
 
 if TYPE_CHECKING:
     from .product import Product, Strides
@@ -182,6 +183,7 @@ def numeric_plan(
                 value=name,
                 nearest=chosen.operands[0] if chosen.operands else "contract fma/chain",
             )
+    check_pair(dtype_a, dtype_b, chosen)
     return NumericPlan(chosen, k, dtype_a, dtype_b, out_dtype, len(chosen.order.leaves(k, chosen.block)))
 
 

@@ -11,14 +11,12 @@ from numpy.typing import NDArray
 
 from ..base.arguments import nearest_float32
 from ..base.dtypes import FLOAT32, INT8, INT32, check_dtype, name_of
-from ..contract.spec import Contract
-from ..errors import ContractError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
+from ..contract.spec import Contract, check_exact
+from ..errors import ContractError, DTypeError, LayoutError, OptionError, ShapeError
 from ..operands.aliasing import check_apart, check_no_self_overlap, same_elements
 
 Array = NDArray[Any]
 DType = np.dtype[Any]
-LONGEST_EXACT = (2**31 - 1) // 2**14
-"""The K up to which no sum of products of int8 can leave int32."""
 
 
 class Settings(NamedTuple):
@@ -90,11 +88,7 @@ class Settings(NamedTuple):
                 value=f"{a.name} and {b.name}",
                 nearest=_nearest_contract(a, b, names),
             )
-        if a != b and (self.contract.arithmetic != "fma" or FLOAT32 not in (a, b)):
-            limit, nearest = "equal, or under fma one of them float32", f"both {a.name}"
-            raise DTypeError(
-                f"operand dtypes under {self.contract}", limit=limit, value=f"{a.name} and {b.name}", nearest=nearest
-            )
+        check_pair(a.name, b.name, self.contract)
         if self.contract.arithmetic == "exact":
             return INT32
         if self.out_dtype is not None:
@@ -150,6 +144,13 @@ def mismatch(a: tuple[int, ...], b: tuple[int, ...]) -> ShapeError:
     return ShapeError("inner dimensions", limit="columns of a = rows of b", value=value, nearest=nearest, said=said)
 
 
+def check_pair(a: str, b: str, contract: Contract) -> None:
+    """Raise a DTypeError of operands of two types, unless ``fma`` widens one of them to the other, float32."""
+    if a != b and (contract.arithmetic != "fma" or FLOAT32.name not in (a, b)):
+        limit = "equal, or under fma one of them float32"
+        raise DTypeError(f"operand dtypes under {contract}", limit=limit, value=f"{a} and {b}", nearest=f"both {a}")
+
+
 def check_integers(k: int, bias: Array | None, settings: Settings) -> None:
     """Raise where the exact product of integers has a bias, or sums that might not fit into int32.
 
@@ -157,9 +158,7 @@ def check_integers(k: int, bias: Array | None, settings: Settings) -> None:
     """
     if settings.contract.arithmetic != "exact":
         return
-    if k > LONGEST_EXACT:
-        nearest = f"the int64 sum of products over pieces of K of at most {LONGEST_EXACT}"
-        raise LimitError("K of an int8 product", limit=f"{LONGEST_EXACT}: sums fit int32", value=k, nearest=nearest)
+    check_exact(k)
     if bias is not None:
         raise OptionError("bias", limit="none under exact: int32 is the product alone", value="a bias", nearest=None)
 

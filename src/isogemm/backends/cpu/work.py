@@ -14,15 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from ...base.dtypes import NUMPY
+from ...base.dtypes import NUMPY, name_of
 from ...base.threads import get_num_threads
 from ...contract.attention import LEAF, factor
 from ...contract.spec import ContractLike
 from ...errors import DTypeError, OptionError, ShapeError
 from ...formats.blocks import format_of
+from ...operands.views import array
 from ...problem.forms import Mask, asked, operand_shapes, shape_of
 from ...problem.numeric import AnyPlan, NumericPlan, integer_contract, numeric_plan, plan_data, reading, word
-from ...problem.settings import Settings
+from ...problem.settings import Settings, check_operand
 from .attention import run as attention
 from .gemm import execute
 from .gemm.facts import facts
@@ -115,8 +116,10 @@ class WorkPlan(AnyPlan):
         ------
         ShapeError
             The operands are not the plan's.
+        DTypeError, LayoutError, DeviceError
+            They are of other types, or no arrays of this host, as in `isogemm.matmul`.
         OptionError
-            `isogemm.get_num_threads()` is not the plan's.
+            `isogemm.get_num_threads()` is not the plan's, or w has another format.
         """
         if get_num_threads() != self.threads:
             limit = f"{self.threads}, the plan's"
@@ -124,7 +127,10 @@ class WorkPlan(AnyPlan):
         wanted, found = operand_shapes(self.form, dict(self.about), (self.m, self.n, self.k)), shape_of(operands)
         if found != wanted:
             raise ShapeError("operands of a replay", limit=wanted, value=found, nearest="plan these operands anew")
-        return _RUN[self.form](self, *operands)
+        names = "qkv" if self.form == "attention" else "x" if self.form == "quantized" else "ab"
+        types = self.numeric.dtype_a, self.numeric.dtype_b, self.numeric.dtype_b
+        taken = [_taken(*each) for each in zip(names, operands, types, strict=False)]
+        return _RUN[self.form](self, *taken, *operands[len(taken) :])
 
     def _title(self) -> str:
         return f"plan {self.form} {self.m} x {self.n} x {self.k}"
@@ -261,8 +267,8 @@ def _cut(
     tokens, keys, _ = extents
     parts = [(tokens, keys)]
     if mask.kind == "window":
-        shown = np.broadcast_to(mask.shown(tokens, keys), (sequences, heads, tokens, keys))
-        start, stop, apart = attention.sharing(shown)
+        first, last = (x[None, None] for x in mask.seen(tokens, keys))
+        start, stop, apart = attention.sharing(first, last, (sequences, heads, tokens))
         parts = [(len(x.tokens), x.stop - x.start) for x in apart] or [(tokens, int(stop[0] - start[0]))]
     offset = mask.offset(tokens, keys)
     return Counter(
@@ -280,6 +286,17 @@ def _made(
     return WorkPlan(*extents, trans[0], trans[1], numeric, form, some, threads, steps, alternatives)
 
 
+def _taken(name: str, x: Any, dtype: str) -> Any:
+    """An operand of a replay as an array, and each of a list."""
+    if isinstance(x, list | tuple):
+        return [_taken(name, each, dtype) for each in x]
+    x = array(name, x)
+    check_operand(name, x)
+    if name_of(x.dtype) != dtype:
+        raise DTypeError(f"{name} of a replay", limit=dtype, value=name_of(x.dtype), nearest="the plan's types")
+    return x
+
+
 def _batch(p: WorkPlan, a: Any, b: Any) -> Any:
     out = np.empty((*a.shape[:2], p.n), NUMPY[p.numeric.out_dtype])
     execute.gemm_batched(a, b, out, Settings(p.contract))
@@ -293,8 +310,9 @@ def _groups(p: WorkPlan, a: Any, b: Any) -> Any:
 
 
 def _quantized(p: WorkPlan, x: Any, w: Any) -> Any:
-    if w.format.name != dict(p.about)["format"]:
-        raise OptionError("format of a replay", limit=dict(p.about)["format"], value=w.format, nearest="plan it anew")
+    of = getattr(w, "format", type(w).__name__)
+    if str(of) != dict(p.about)["format"]:
+        raise OptionError("format of a replay", limit=dict(p.about)["format"], value=of, nearest="plan it anew")
     out = np.empty((p.m, p.n), NUMPY[p.numeric.out_dtype])
     quantized.gemm(x, w.panels(), w.format, out)
     return out

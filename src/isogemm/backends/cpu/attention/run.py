@@ -87,7 +87,8 @@ def forward(
     call = _Call(queries, (y, m, total), c, mask, causal_offset, Contract(arithmetic))
     apart: list[Sharing] = []
     if ranged and mask is not None:
-        start, stop, apart = sharing(mask)
+        each = tuple(slice(None) if step else slice(1) for step in mask.strides[:3])
+        start, stop, apart = sharing(*ranges(mask[each]), mask.shape[:3])  # once for what is broadcast
     first = [0] * b if start is None else [int(x) for x in start]
     last = [tk] * b if stop is None else [int(x) for x in stop]
     for some, heads, tokens, begin, end in apart:
@@ -118,12 +119,12 @@ class Sharing(NamedTuple):
     stop: int
 
 
-def sharing(mask: Array) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Sharing]]:
-    """(start, stop, the rest) from a mask [b, hq, tq, tk]: ranges of entries whose queries share their leaves, empty
-    ones for other entries, and the queries of those."""
-    each = tuple(slice(None) if step else slice(1) for step in mask.strides[:3])
-    start, stop = ranges(mask[each])  # once for what is broadcast
-    b, heads, tokens = mask.shape[:3]
+def sharing(
+    start: NDArray[np.int64], stop: NDArray[np.int64], shape: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Sharing]]:
+    """(start, stop, the rest) from ranges of keys that queries [b, hq, tq] see, with one for all that see the same:
+    ranges of entries whose queries share their leaves, empty ones for other entries, and the queries of those."""
+    b, heads, tokens = shape
     first, last, apart = np.zeros(b, np.int64), np.zeros(b, np.int64), []
     for i in range(len(start)):
         some, seen = slice(i, i + 1) if len(start) == b else slice(0, b), start[i] < stop[i]

@@ -11,9 +11,10 @@ torch = pytest.importorskip("torch")
 
 from isogemm.torch.routing import scope  # noqa: E402
 
-__all__ = ["LEAVES", "bits", "clean", "gemm", "modes", "randn", "same"]
+__all__ = ["LEAVES", "SCOPED", "bits", "clean", "gemm", "modes", "randn", "same", "within"]
 
 LEAVES = "fma/leaf32"  # bits that no product of torch's has by chance
+SCOPED = pytest.mark.parametrize("scoped", [True, False], ids=["scope", "process"])
 
 
 def gemm(a, b, contract=LEAVES, **options):
@@ -31,3 +32,19 @@ def clean():
     yield
     assert modes() == (0, 0)
     assert not scope.enabled()
+
+
+class within:
+    """A scope, or the process-wide switch."""
+
+    def __init__(self, scoped, **options):
+        self.scoped, self.options = scoped, options
+
+    def __enter__(self):
+        if not self.scoped:
+            return scope.enable()
+        self.scope = scope.invariant(**self.options)
+        return self.scope.__enter__()
+
+    def __exit__(self, *error):
+        return self.scope.__exit__(*error) if self.scoped else scope.disable()

@@ -6,7 +6,7 @@ import sys
 import threading
 
 import pytest
-from tests.torch.routing.routed import clean, randn  # noqa: F401
+from tests.torch.routing.routed import SCOPED, clean, randn, within  # noqa: F401
 
 import isogemm
 from isogemm.errors import OptionError
@@ -19,23 +19,6 @@ from isogemm.torch.routing import scope as routing  # noqa: E402
 from isogemm.torch.routing.scope import invariant  # noqa: E402
 
 F = torch.nn.functional
-SCOPED = pytest.mark.parametrize("scoped", [True, False], ids=["scope", "process"])
-
-
-class within:
-    """A scope, or the process-wide switch."""
-
-    def __init__(self, scoped, **options):
-        self.scoped, self.options = scoped, options
-
-    def __enter__(self):
-        if not self.scoped:
-            return routing.enable()
-        self.scope = invariant(**self.options)
-        return self.scope.__enter__()
-
-    def __exit__(self, *error):
-        return self.scope.__exit__(*error) if self.scoped else routing.disable()
 
 
 @pytest.mark.parametrize("how", ["method", "function", "grad"])

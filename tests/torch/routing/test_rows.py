@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from tests.torch.routing.routed import clean, randn, same  # noqa: F401
+from tests.torch.routing.routed import clean, randn, same, within  # noqa: F401
 
 import isogemm
 from isogemm.contract import rows as contract
@@ -151,6 +151,26 @@ def test_cross_entropy_is_a_sum_of_one_row(dtype, scoped):
     assert not leaf.grad[::7].any()
     for r, y in plain.items():
         torch.testing.assert_close(got[r], y, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@pytest.mark.parametrize("ends", [(15,), (3, 5)], ids=["sequences", "images"])
+def test_cross_entropy_of_classes_before_the_last_dimensions_is_that_of_rows(ends, scoped, dtype):
+    x, target = 3 * randn(4, 11, *ends, dtype=dtype), torch.randint(0, 11, (4, *ends))
+    target[:, ::2] = -100
+    rows, flat = x.movedim(1, -1).reshape(60, 11), target.reshape(60)
+    for reduction in ("mean", "sum", "none"):
+        leaves = [x.clone().requires_grad_(), rows.clone().requires_grad_()]
+        with within(scoped, strict=True) as scope:
+            wide = F.cross_entropy(leaves[0], target, reduction=reduction)
+            got = F.cross_entropy(leaves[1], flat, reduction=reduction)
+            for loss in (wide, got):
+                loss.backward(torch.ones_like(loss))
+        assert same(wide.reshape(got.shape), got)
+        assert same(leaves[0].grad.movedim(1, -1).reshape(60, 11), leaves[1].grad)
+        assert not scoped or scope.routed["nll_loss2d_forward"] == scope.routed["nll_loss_forward"] == 1
+    assert not isogemm.torch.coverage(F.cross_entropy, leaves[0], target, backward=True).not_routed
 
 
 GRADS = ("softmax", "softmax of 2", "softmax in float32", "log_softmax", "mean", "logsumexp", "layer_norm")

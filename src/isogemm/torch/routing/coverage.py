@@ -30,9 +30,9 @@ _MOVING = (
     "embedding empty empty_like empty_permuted empty_strided equal eye fill flip full full_like gather "
     "index index_copy index_fill index_select is_same_size item kthvalue lift_fresh "
     "lift_fresh_copy linspace masked_fill masked_scatter masked_select max median min new_empty "
-    "new_empty_strided new_full new_ones new_zeros nll_loss_backward nonzero one_hot ones ones_like pin_memory repeat "
-    "repeat_interleave resize roll scalar_tensor scatter searchsorted select_backward select_scatter set "
-    "slice_backward slice_scatter sort split split_with_sizes_copy stack tril tril_indices triu "
+    "new_empty_strided new_full new_ones new_zeros nll_loss2d_backward nll_loss_backward nonzero one_hot ones "
+    "ones_like pin_memory repeat repeat_interleave resize roll scalar_tensor scatter searchsorted select_backward "
+    "select_scatter set slice_backward slice_scatter sort split split_with_sizes_copy stack tril tril_indices triu "
     "triu_indices unfold_copy where zero zeros zeros_like"
 )
 MOVES = frozenset(_MOVING.split())

@@ -25,9 +25,10 @@ from .state import Process
 
 _COMPOSITE = "CompositeImplicitAutograd"
 _SUMS = frozenset({"add", "sub", "rsub", "floor_divide"})
+_aten: Any = torch.ops.aten
 # One kernel for all devices, which a device's own goes before.
 _EXPLICIT = frozenset(
-    {torch.ops.aten.logsumexp.default, torch.ops.aten._grouped_mm.default, torch.ops.aten.convolution.default}
+    {_aten.logsumexp.default, _aten.logsumexp.out, _aten._grouped_mm.default, _aten.convolution.default}
 )
 
 
@@ -101,19 +102,18 @@ def _replace_all(library: Any, rows: bool, attention: bool) -> None:
     for func, (function, name) in PRODUCTS.items():
         if not is_composite(func):
             _replace(library, func, devices, _instead(partial(replaced, function, name)))
-    aten: Any = torch.ops.aten
     for name in ("_scaled_grouped_mm", "_scaled_grouped_mm_v2"):
-        if hasattr(aten, name):
-            _replace(library, getattr(aten, name).default, devices, _refused(name))
-    _replace(library, aten.linear.default, [_COMPOSITE], _linear)
+        if hasattr(_aten, name):
+            _replace(library, getattr(_aten, name).default, devices, _refused(name))
+    _replace(library, _aten.linear.default, [_COMPOSITE], _linear)
     if attention:
-        _replace(library, aten.scaled_dot_product_attention.default, [_COMPOSITE], _whole(calls.attention))
+        _replace(library, _aten.scaled_dot_product_attention.default, [_COMPOSITE], _whole(calls.attention))
     if rows:
         for func, (function, _name) in REDUCTIONS.items():
             if not is_composite(func):
                 _replace(library, func, devices, _instead(partial(reduced, function)))
-        _replace(library, aten.rms_norm.default, [_COMPOSITE], _whole(calls.rms_norm))
-        _replace(library, aten.layer_norm.default, [_COMPOSITE], _whole(calls.layer_norm))
+        _replace(library, _aten.rms_norm.default, [_COMPOSITE], _whole(calls.rms_norm))
+        _replace(library, _aten.layer_norm.default, [_COMPOSITE], _whole(calls.layer_norm))
         for func in _elementwise():
             _replace(library, func, ["CPU"], _elements(func))
 
@@ -193,13 +193,12 @@ def _elementwise() -> list[Any]:
     A kernel cannot hand a number on that stands in a tensor's place, and sums are too many to make them slower.
     """
     found = []
-    aten: Any = torch.ops.aten
     for name in torch._C._dispatch_get_registrations_for_dispatch_key("CPU"):
         namespace, _, rest = name.partition("::")
         packet, _, overload = rest.partition(".")
         if namespace != "aten" or packet.strip("_") in _SUMS:
             continue
-        func = getattr(getattr(aten, packet), overload or "default")
+        func = getattr(getattr(_aten, packet), overload or "default")
         if form(func) == "blocked" and func not in PRODUCTS and func not in REDUCTIONS:
             found.append(func)
     return found

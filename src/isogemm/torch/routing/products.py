@@ -56,15 +56,49 @@ def is_served(args: Any) -> bool:
     return _outside(args) is not None
 
 
+# Dimensions of two factors; before them those of the result, where something is added to the product.
+_RANKS = {
+    "mm": (2, 2),
+    "bmm": (3, 3),
+    "mv": (2, 1),
+    "dot": (1, 1),
+    "vdot": (1, 1),
+    "addmm": (2, 2, 2),
+    "_addmm_activation": (2, 2, 2),
+    "baddbmm": (3, 3, 3),
+    "addmv": (1, 2, 1),
+    "addbmm": (2, 3, 3),
+}
+
+
+def _fit(name: str, args: list[Any]) -> bool:
+    """Whether two factors have the dimensions and the number of items that torch asks for, and the addend the result's.
+
+    The addend may have fewer of them, or 1 in places, unless the result is written to it.
+    """
+    ranks = _RANKS.get(name.partition(".")[0].rstrip("_"))
+    if ranks is None:
+        return True
+    a, b = args[len(ranks) - 2 : len(ranks)]
+    if (a.dim(), b.dim()) != ranks[-2:] or (b.dim() == 3 and len(a) != len(b)):
+        return False
+    if len(ranks) == 2:
+        return True
+    shape, addend = (a.shape[:-1] + b.shape[1:][-1:])[-ranks[0] :], args[0].shape
+    if name.endswith("_") or len(addend) > len(shape):
+        return bool(addend == shape)
+    return all(n in (1, full) for n, full in zip(addend[::-1], shape[::-1], strict=False))
+
+
 def replaced(function: Callable[..., Tensor], name: str, contract: Contract | None, args: Any, kwargs: Any) -> Any:
     """The result of one aten operator: a new tensor, or written to `out` or to the operator's own first argument.
 
-    None where the operands are not isogemm's: the caller passes the operator on to torch. Raises ContractError: the
-    contract does not define products of this dtype.
+    None where the operands are not isogemm's, or have shapes that torch refuses: the caller passes the operator on to
+    torch. Raises ContractError: the contract does not define products of this dtype.
     """
     count = 2 if function is grouped_mm else len(args)  # behind its operands are offsets, in integers
     found, out = _outside(args[:count]), kwargs.get("out")
-    if found is None:
+    if found is None or not _fit(name, found):
         return None
     found += args[count:]
     if out is not None:
@@ -147,6 +181,7 @@ def convolution(
         transposed
         or groups != 1
         or any(d != 1 for d in dilation)
+        or any(p < 0 for p in padding)
         or not len(stride) == len(padding) == rank == x.dim() - 2
         or (rank > 1 and any(step < n for step, n in zip(stride, extents, strict=True)))
         or any(n > all_ for n, all_ in zip(extents, wide, strict=True))

@@ -22,6 +22,7 @@ from ..rows.gradients import log_softmax_back, norm_back, over_row, scattered, s
 from ..rows.signature import signature
 from ..rows.table import ROWS
 from .elementwise import written
+from .products import is_composite
 
 Tensor = Any  # torch is untyped to mypy
 _FLOAT32 = torch.float32
@@ -61,6 +62,16 @@ def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor | None:
         return _ALONG["softmax"](x, dim, half_to_float)
     found = chained_softmax(x)
     return found if half_to_float else found.to(x.dtype)
+
+
+def _converted(function: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    """softmax and log_softmax of x in a dtype, as their forms with ``out=`` are called."""
+
+    def call(x: Tensor, dim: int, dtype: Any = None) -> Tensor | None:
+        dtype = dtype or x.dtype
+        return function(x.to(dtype), dim, False) if dtype in DTYPES else None
+
+    return call
 
 
 def _of_rows(gradient: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -145,9 +156,10 @@ def _chain(kind: str, terms: Tensor, groups: int, rows: int, dtype: Any) -> Tens
     return found.to(dtype or terms.dtype)
 
 
-def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor | None:
+def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
     """``max + log(sum(exp(x - max)))``: where x is largest, log_softmax is minus the logarithm of that sum."""
-    if not _is_valid(x, dim):
+    dtype = dtype or x.dtype
+    if dtype not in DTYPES or not _is_valid(x, dim):
         return None
     rows, shape = _rows(x, dim, keepdim)
     if rows is None:
@@ -157,7 +169,7 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False) -> Tensor | None:
     rows = rows.float()
     largest = rows.amax(-1)
     found = largest - direct("log_softmax", (rows,), (None,)).amax(-1)
-    return torch.where(largest.isinf(), largest, found).to(x.dtype).reshape(shape)
+    return torch.where(largest.isinf(), largest, found).to(dtype).reshape(shape)
 
 
 def _flat(x: Tensor, shape: Any) -> Tensor:
@@ -216,7 +228,8 @@ def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False
         return None
     count = len(x)
     rows = values.reshape(ids.numel(), -1)
-    return x + scattered(torch.where(ids < 0, ids + count, ids), rows, count, rows.dtype).view(x.shape)
+    places = torch.arange(count, device=x.device)[ids]  # counted from 0, with torch's own error where there is none
+    return x + scattered(places, rows, count, rows.dtype).view(x.shape)
 
 
 def _index_put_(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False, unsafe: bool = False) -> Any:
@@ -228,8 +241,8 @@ def _index_put_(x: Tensor, indices: Any, values: Tensor, accumulate: bool = Fals
 def _nll_loss(
     x: Tensor, target: Tensor, weight: Any, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor] | None:
-    """Minus the targets' elements, added up in the order of rows; and how many they are."""
-    if weight is not None or x.dim() != 2:
+    """Minus the targets' elements, added up in the order of the targets; and how many they are."""
+    if weight is not None or x.dim() not in (2, 4) or target.shape != x.shape[:1] + x.shape[2:]:
         return None
     used = target != ignore_index
     places = torch.where(used, target, 0).to(torch.int64)
@@ -237,7 +250,7 @@ def _nll_loss(
     found = torch.where(used, found, 0.0)
     count = used.sum().to(_FLOAT32)
     if reduction:
-        found = over_row("sum", found).reshape(())
+        found = over_row("sum", found.reshape(-1)).reshape(())
         if reduction == 1:
             found = found / count
     return found.to(x.dtype), count.to(x.dtype)
@@ -263,7 +276,7 @@ def is_whole(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
     x, dtype = args[0], _wanted(kwargs)
     if function in _PUTS:  # without sums: values that are written, or added where a mask says, each once
         picked = [i for i in args[1] if i is not None]
-        return len(args) < 4 or not args[3] or not x.is_floating_point() or any(i.dtype is torch.bool for i in picked)
+        return len(args) < 4 or not args[3] or not x.is_floating_point() or any(i.dtype in _MASKS for i in picked)
     return function is _sum and not any(d.is_floating_point or d.is_complex for d in (x.dtype, dtype or x.dtype))
 
 
@@ -284,7 +297,9 @@ def _floating(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | 
 
 def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any) -> Any:
     """The result of one aten operator, or None where the operands are not isogemm's."""
-    found = []
+    found, outs = [], [x for x in kwargs.values() if isinstance(x, torch.Tensor)]
+    if function in _TYPED and (outs or args[0].dtype not in DTYPES):
+        kwargs = {**kwargs, "dtype": _wanted(kwargs)}
     for x in args:
         if isinstance(x, torch.Tensor):
             if not (x.is_cpu or x.is_cuda) or x.layout is not torch.strided or x.is_nested:
@@ -293,31 +308,38 @@ def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any)
                 x = None if x.is_floating_point() else _floating(function, args, kwargs)
                 if x is None:
                     return None
-                if function in _WHOLE:
-                    kwargs = {**kwargs, "dtype": _wanted(kwargs)}
             x = x.detach()
         found.append(x)
     if function in _PUTS and is_whole(function, args, kwargs):
         return None
-    out = kwargs.get("out")
-    if out is not None:
-        if out.dtype not in DTYPES:
-            return None
-        kwargs = {k: v for k, v in kwargs.items() if k != "out"}
+    if outs:
+        kwargs = {k: x for k, x in kwargs.items() if not isinstance(x, torch.Tensor)}
     if found[0].is_cuda and found[0].numel() > _LONGEST and function in _WHOLE and len(found) == 1:
         return None
     try:
         result = function(*found, **kwargs)
     except (DeviceError, DTypeError, OptionError):  # mixed devices, an integer weight, an eps below 0: torch's to judge
         return None
-    return result if out is None or result is None else written(out, result)
+    return result if result is None or not outs else _written(outs, result)
+
+
+def _written(outs: list[Tensor], result: Any) -> Any:
+    """Results in the tensors that were asked for; None where torch refuses these."""
+    results = result if isinstance(result, tuple) else (result,)
+    pairs = list(zip(outs, results, strict=True))
+    if any(x is None or x.dtype is not out.dtype or x.device != out.device for out, x in pairs):
+        return None
+    written_to = tuple(written(out, x) for out, x in pairs)
+    return written_to if isinstance(result, tuple) else written_to[0]
 
 
 _LONGEST = 2**22  # elements of a whole CUDA tensor that are added up as one row, which is never cut
 _PUTS = (_index_put, _index_put_)
+_MASKS = (torch.bool, torch.uint8)
 _ALONG = {kind: (_total if signature(kind).reduces else _elements)(kind) for kind, row in ROWS.items() if row.aten}
 _sum = _ALONG["sum"]
 _WHOLE = (_sum, _ALONG["mean"])
+_TYPED = (*_WHOLE, _logsumexp)  # the dtype of what they are written to is that of their result
 
 
 def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
@@ -329,9 +351,12 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
         ),
         **{name: _ALONG[kind] for kind, row in ROWS.items() for name in row.aten},
         **dict.fromkeys(ROWS["softmax"].aten, _softmax),
+        "softmax.int_out": _converted(_softmax),
+        "log_softmax.int_out": _converted(_ALONG["log_softmax"]),
         "logsumexp": _logsumexp,
         "linalg_vector_norm": _vector_norm,
         "nll_loss_forward": _nll_loss,
+        "nll_loss2d_forward": _nll_loss,
         "native_layer_norm": _layer_norm,
         "native_layer_norm_backward": _layer_norm_backward,
         "embedding_dense_backward": _embedding_backward,
@@ -343,8 +368,13 @@ def _table() -> dict[Any, tuple[Callable[..., Any], str]]:
     }
     table = {}
     for name, function in functions.items():
-        packet, _, overload = name.partition(".")
-        table[getattr(getattr(torch.ops.aten, packet), overload or "default")] = (function, name)
+        base, _, overload = name.partition(".")
+        packet = getattr(torch.ops.aten, base)
+        table[getattr(packet, overload or "default")] = (function, name)
+        for other in packet.overloads():
+            func = getattr(packet, other)
+            if any(x.is_out for x in func._schema.arguments) and not is_composite(func):
+                table[func] = (function, f"{base}.{other}")
     return table
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.products import BF16, DTYPES, F32, assert_same, laid, layouts, poisoned, product, values
+from tests.products import BF16, DTYPES, F16, F32, assert_same, laid, layouts, poisoned, product, values
 
 import isogemm
 from isogemm import blas
-from isogemm.errors import AliasError, LayoutError, ShapeError
+from isogemm.errors import AliasError, DTypeError, LayoutError, OptionError, ShapeError
 
 CANARY = np.float32(4096.0)  # exact in every dtype
 
@@ -241,3 +241,80 @@ def test_sizes_beyond_63_bits_are_refused():
     for count in (2**62, 2**63, 2**70):
         with pytest.raises(ShapeError, match=r"shape of A: limit: matrices whose elements 63 bits can count"):
             blas.gemm_strided_batched("N", "N", 2, 2, 2, 1.0, flat, 2, flat, 2, 0.0, flat, 2, 0, 0, 4, count)
+
+
+def test_describe_refuses_an_out_that_matmul_refuses():
+    a, b = values((4, 6), seed=1), values((6, 6), seed=2)
+    square, read_only = values((6, 12), seed=3)[:, ::2], np.zeros((4, 12), F32)[:, ::2]
+    read_only.flags.writeable = False
+    overlapping = np.lib.stride_tricks.as_strided(np.zeros(20, F32), (4, 6), (4, 4))
+    for x, out, error in (
+        (square, square, AliasError),
+        (a, overlapping, AliasError),
+        (a, read_only, LayoutError),
+        (a, np.zeros((4, 6), F16), DTypeError),
+        (a, np.zeros((4, 12), F16)[:, ::2], DTypeError),
+    ):
+        before = out.copy()
+        for call in (lambda x, out: isogemm.matmul(x, b, out=out), lambda x, out: blas.describe(x, b, out)):
+            with pytest.raises(error):
+                call(x, out)
+        np.testing.assert_array_equal(out, before)
+
+
+def test_a_described_call_takes_the_element_types_of_matmul():
+    a, b = values((4, 6), F16, seed=1), values((6, 5), seed=2)
+    for x, y in ((a, b), (b.T, a.T)):
+        for out in (None, poisoned((x.shape[0], 2 * y.shape[1]))[:, ::2]):
+            got = blas.describe(x, y, out).run()
+            assert_same(np.ascontiguousarray(got), isogemm.matmul(x, y))
+    with pytest.raises(DTypeError, match="float16 and bfloat16"):
+        blas.describe(a, b.astype(BF16))
+
+
+def written_by(c):
+    """Every call that writes four by four products into a flat tensor."""
+    torch = pytest.importorskip("torch")
+    a, b = torch.randn(16), torch.randn(16)
+    call = ("N", "N", 4, 4, 4, 1.0, a, 4, b, 4, 0.0, c, 4)
+    square, spread = (4, 4), torch.as_strided(c, (2, 4), (8, 2))
+    return (
+        lambda: blas.gemm(*call),
+        lambda: blas.gemm_strided_batched(*call, 16, 16, 16, 1),
+        lambda: blas.gemm_batched(*call, [0], [0], [0]),
+        lambda: blas.describe(a.view(square), b.view(square), c.view(square)).run(),
+        lambda: blas.describe(a.view(square)[:2], b.view(square), spread).run(),
+    )
+
+
+@pytest.mark.parametrize("i", range(5))
+def test_autograd_sees_what_a_call_writes_into_a_tensor(i):
+    torch = pytest.importorskip("torch")
+    weights, c = torch.randn(16, requires_grad=True), torch.ones(16)
+    loss, before = (weights * c).sum(), c._version
+    written_by(c)[i]()
+    assert c._version == before + 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        written_by(torch.ones(16))[i]()
+
+
+def test_a_size_without_a_value_is_refused():
+    torch = pytest.importorskip("torch")
+    flat, c = np.ones(16, F32), np.zeros(16, F32)
+    for m in (torch.tensor(4, device="meta"), torch.tensor([4, 4]), np.True_, 4.0, "4"):
+        with pytest.raises(OptionError, match=r"^m: limit: a whole number; got: "):
+            blas.gemm("N", "N", m, 4, 4, 1.0, flat, 4, flat, 4, 0.0, c, 4)
+
+
+@pytest.mark.parametrize("offset", [0, 3, -1])
+def test_no_items_need_no_memory(offset):
+    none = np.empty(0, F32)
+    call = ("N", "T", 4, 3, 2, 1.0, none, 4, none, 3, 0.5, none, 4)
+    for strides in ((8, 6, 12), (0, 0, 0), (-8, -6, -12)):
+        got = blas.gemm_strided_batched(*call, *strides, 0, offset_a=offset, offset_b=offset, offset_c=offset)
+        assert got is none
+    assert blas.gemm_batched(*call, [], [], []) is none
+    with pytest.raises(LayoutError, match=r"elements of A: limit: none: its buffer is empty; .* in a buffer of 8\n"):
+        blas.gemm_strided_batched(*call, 8, 6, 12, 1)

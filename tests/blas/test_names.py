@@ -171,6 +171,15 @@ def test_tensor_cores_refuse_what_they_cannot_judge() -> None:
     for options, error in (({"dtype": "float64"}, DTypeError), ({"mode": "fast"}, OptionError)):
         with pytest.raises(error):
             blas.tensor_cores(8, 8, 8, **options)
+    for options in ({"dtype": ["float16"]}, {"dtype": None}):
+        with pytest.raises(DTypeError, match=r"^dtype: limit: float32, "):
+            blas.tensor_cores(8, 8, 8, **options)
+    for name in ("leading", "addresses"):
+        with pytest.raises(OptionError, match=f"^{name}: limit: a whole number for each operand; got: 3; "):
+            blas.tensor_cores(8, 8, 8, **{name: 3})
+        for several in (("a",), (8, -8), [None], np.ones(3)):
+            with pytest.raises(ShapeError, match=rf"^{name}\[[01]\]: limit: a whole number of at least [01]; got: "):
+                blas.tensor_cores(8, 8, 8, **{name: several})
     with pytest.raises(ShapeError):
         blas.tensor_cores(8, 0, 8)
     assert set(MODES) == {"default", "tf32", "tf32x3", "ieee", "pedantic"}

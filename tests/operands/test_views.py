@@ -9,6 +9,7 @@ import weakref
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.formats.test_blocks import same
 from tests.process import python
 from tests.products import BF16, DTYPES, F16, F32, assert_same, product, values
 
@@ -374,3 +375,20 @@ def test_arrays_are_multiplied_while_another_thread_imports_torch():
         "isogemm.matmul(a, a, contract='fma/leaf8', out_dtype='bfloat16'); isogemm.gemm_batched([a], [a])\n"
     )
     python("-c", code)
+
+
+@pytest.mark.parametrize("view", [np.s_[:], np.s_[2:, ::-1], np.s_[:, :0], np.s_[::2]])
+@pytest.mark.parametrize("old", [False, True])
+def test_dlpack_has_the_integers_of_exact_products(view, old):
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-128, 128, (6, 6), np.int8) for _ in range(2))
+    a, b = a[view], b[: a[view].shape[1]]
+    want, out = isogemm.matmul(a, b), np.zeros((len(a), 6), np.int32)
+    for x in (a, Producer(a, old=old)):
+        for y in (b, Producer(b, old=old)):
+            same(isogemm.matmul(x, y), want)
+            isogemm.matmul(x, y, out=Producer(out, old=old))
+            same(out, want)
+            out[...] = 0
+    with pytest.raises(DTypeError, match=r"int8 and float32"):
+        isogemm.matmul(Producer(a, old=old), b.astype(F32))

@@ -44,7 +44,7 @@ def test_rows_are_sliced_without_copies(fmt):
         assert cut.shape == (len(range(*part.indices(6))), w.shape[1])
         assert not len(cut) or np.shares_memory(cut.rows, w.rows)
         same(cut.dequantize(), whole[part])
-    for wrong in (2, (0, 1), "a"):
+    for wrong in (2, (0, 1), "a", slice("a", "b"), slice(None, None, 0)):
         with pytest.raises(OptionError, match="slice of rows"):
             w[wrong]
 
@@ -155,3 +155,22 @@ def test_what_cannot_be_quantized_or_converted():
 def test_public_names():
     assert isogemm.quantize is quantize
     assert isogemm.QuantizedMatrix is QuantizedMatrix
+
+
+@pytest.mark.parametrize("columns", [64, 65])
+def test_what_messages_name_is_text_and_a_whole_number(columns):
+    data = np.full((2, 68), 0xFF, np.uint8)  # neither has finite scales
+    for wrong in (3, None, b"w"):
+        with pytest.raises(DTypeError, match=r"^name: limit: text; got: "):
+            QuantizedMatrix.from_bytes(data, shape=(2, columns), format="Q8_0", name=wrong)
+        with pytest.raises(DTypeError, match=r"^name: limit: text; got: "):
+            quantize(np.ones((2, columns), np.float32), "Q8_0", name=wrong)
+    for wrong in ("x", 1.5, None):
+        with pytest.raises(DTypeError, match=r"^origin: limit: a whole number; got: "):
+            QuantizedMatrix.from_bytes(data, shape=(2, columns), format="Q8_0", origin=wrong)
+
+
+def test_a_mask_over_bytes_is_not_dropped():
+    data = blocks(FORMATS["Q8_0"], 2, 2)
+    with pytest.raises(DTypeError, match=r"^data: limit: an array without a mask; got: a masked array; "):
+        QuantizedMatrix.from_bytes(np.ma.masked_array(data, data > 3), shape=(2, 64), format="Q8_0")

@@ -10,7 +10,6 @@ row-major matrix *is* its transpose in column-major order: no copies. `describe`
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,8 +86,7 @@ def gemm(
     """
     stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), _contract(contract, mode), alpha, beta)
     where = _wholes("offset", offset_a, offset_b, offset_c)
-    stored.run(*(window.at(offset) for window, offset in zip(stored.windows, where, strict=True)))
-    return c
+    return stored.run(*(window.at(offset) for window, offset in zip(stored.windows, where, strict=True)))
 
 
 def gemm_strided_batched(
@@ -147,8 +145,7 @@ def gemm_strided_batched(
     where, steps = _wholes("offset", offset_a, offset_b, offset_c), _wholes("stride", stride_a, stride_b, stride_c)
     va, vb, vc = (w.batch(offset, step, count) for w, offset, step in zip(stored.windows, where, steps, strict=True))
     check_no_self_overlap(f"C (stride_c={steps[2]}; stride_c={stored.windows[2].span} never overlaps)", vc)
-    stored.run(va, vb, vc)
-    return c
+    return stored.run(va, vb, vc)
 
 
 def gemm_batched(
@@ -202,8 +199,7 @@ def gemm_batched(
         limit = "one of A, B and C for each item"
         raise ShapeError("offsets", limit=limit, value=[len(x) for x in lists], nearest=[len(lists[0])] * 3)
     views = [[w.at(offset) for offset in offsets] for w, offsets in zip(stored.windows, lists, strict=True)]
-    stored.run_items(*views)
-    return c
+    return stored.run_items(*views)
 
 
 def _contract(contract: ContractLike | None, mode: str | None) -> ContractLike | None:
@@ -237,7 +233,9 @@ class _Window:
         if first < 0 or last + need > self.flat.size:
             raise LayoutError(
                 f"elements of {self.name}",
-                limit=f"0 to {self.flat.size - 1}, those of its buffer",
+                limit=f"0 to {self.flat.size - 1}, those of its buffer"
+                if self.flat.size
+                else "none: its buffer is empty",
                 value=f"{first} to {last + max(need, 1) - 1}",
                 nearest=f"offset 0 in a buffer of {need + max(last - first, 0)}",
             )
@@ -262,8 +260,9 @@ class _Window:
 
     def batch(self, offset: int, step: int, count: int) -> Array:
         """op of the matrices at offset + i * step, as one view [count, rows, columns]."""
-        reach = step * max(count - 1, 0)
-        self._check(offset + min(reach, 0), offset + max(reach, 0))
+        if count:
+            reach = step * (count - 1)
+            self._check(offset + min(reach, 0), offset + max(reach, 0))
         x = self._view(offset, (count, self.rows, self.columns), (step if count > 1 else 0, 1, self._step))
         return x.swapaxes(1, 2) if self.transpose else x
 
@@ -275,15 +274,16 @@ class _Stored:
     windows: tuple[_Window, _Window, _Window]
     settings: problem.Settings
     here: Operands
+    given: Any  # the caller's C
 
-    def run(self, a: Array, b: Array, c: Array) -> None:
+    def run(self, a: Array, b: Array, c: Array) -> Any:
         """Row-major C.T = op(B).T @ op(A).T: the kernels' own order, and the swap costs nothing."""
         problem.check_product(a, b, c if self.settings.reads_c else None, None, c, self.settings, ("A", "B", "C"))
         bt, at, ct = b.swapaxes(-1, -2), a.swapaxes(-1, -2), c.swapaxes(-1, -2)
         dispatch.run(self.here.device, bt, at, ct if self.settings.reads_c else None, ct, None, self.settings)
-        self.here.done()
+        return self.here.result(c, self.given)
 
-    def run_items(self, a: Sequence[Array], b: Sequence[Array], c: Sequence[Array]) -> None:
+    def run_items(self, a: Sequence[Array], b: Sequence[Array], c: list[Array]) -> Any:
         """The same for each item of three lists."""
         for x, y, out in zip(a, b, c, strict=True):
             start = out if self.settings.reads_c else None
@@ -293,7 +293,7 @@ class _Stored:
         at, bt, ct = [x.T for x in a], [x.T for x in b], [x.T for x in c]
         starts: Sequence[Array | None] = ct if self.settings.reads_c else [None] * len(ct)
         dispatch.run_items(self.here.device, bt, at, starts, ct, None, self.settings)
-        self.here.done()
+        return self.here.results(c, self.given)
 
 
 def _stored(
@@ -317,7 +317,7 @@ def _stored(
     )
     given = dispatch.Options(contract, alpha, beta, flat[2].dtype)
     chosen = dispatch.settings(given, here.device, flat[0], flat[1])
-    return _Stored(windows, chosen, here)  # type: ignore[arg-type]
+    return _Stored(windows, chosen, here, buffers[2])  # type: ignore[arg-type]
 
 
 def _transposes(name: str, op: object) -> bool:
@@ -345,12 +345,10 @@ def _ld(name: str, ld: Any, rows: int) -> int:
 
 
 def _whole(name: str, value: Any) -> int:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        return operator.index(value)
-    except TypeError as error:
-        raise OptionError(name, limit="a whole number", value=repr(value), nearest=0) from error
+    found = arguments.counted(value)
+    if found is None:
+        raise OptionError(name, limit="a whole number", value=arguments.shown(value), nearest=0)
+    return found
 
 
 def _items(name: str, offsets: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..api import dispatch
 from ..api.operands import Operands
-from ..base.dtypes import INT8, INT32
+from ..base.dtypes import INT8
 from ..problem import settings
 from . import calls as blas
 from .tensor_cores import Eligibility, tensor_cores
@@ -80,6 +80,7 @@ class Call:
     _arrays: tuple[Array, Array, Array | None] = field(repr=False, compare=False)
     _whole: tuple[int, ...] = field(repr=False, compare=False)
     _shape: tuple[int, ...] = field(repr=False, compare=False)
+    _dtype: np.dtype[Any] = field(repr=False, compare=False)
     _given: tuple[Any, Any, Any] = field(repr=False, compare=False)
     _here: Operands = field(repr=False, compare=False)
 
@@ -131,8 +132,7 @@ class Call:
         """
         a, b, out = self._arrays
         device = self._here.device
-        kind = INT32 if a.dtype == INT8 else a.dtype
-        target = device.empty(self._whole, kind) if out is None or self.out.copy else out
+        target = dispatch.allocate(device, self._whole, self._dtype) if out is None or self.out.copy else out
         given = {"a": a, "b": b, "out": target}
         x, y, z = self.first, self.second, self.out
         fx, fy, fz = (
@@ -149,7 +149,7 @@ class Call:
             blas.gemm_batched(*call, x.offsets, y.offsets, z.offsets)
         if out is not None and target is not out:
             device.assign(out, target)
-        return self._given[2] if out is not None else self._here.result(target.reshape(self._shape), None, *self._given)
+        return self._here.result(target.reshape(self._shape), self._given[2], *self._given[:2])
 
 
 def describe(a: Any, b: Any, out: Any = None) -> Call:
@@ -158,7 +158,7 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
     Parameters
     ----------
     a, b : array [..., m, k] and [..., k, n], or [k]
-        Of one dtype; broadcast as in `isogemm.matmul`.
+        Element types and broadcasting are those of `isogemm.matmul`.
     out : array, optional
         Where the result would go; by default a new C-contiguous array.
 
@@ -170,8 +170,8 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
 
     Raises
     ------
-    ShapeError, DTypeError, LayoutError
-        The product itself is not possible.
+    ShapeError, DTypeError, LayoutError, AliasError
+        `isogemm.matmul` refuses the product, or `out`.
 
     Examples
     --------
@@ -186,15 +186,17 @@ def describe(a: Any, b: Any, out: Any = None) -> Call:
     xa, xb, xc = here.view("a", a), here.view("b", b), here.optional("out", out)
     ma, mb, whole, shape = dispatch.matrices(xa, xb)
     mc = None if xc is None else dispatch.with_axes(xc, shape, xa.ndim == 1, xb.ndim == 1)
-    for name, x in (("a", ma), ("b", mb), ("out", mc)):
-        if x is not None:
-            settings.check_operand(name, x, INT32 if name == "out" else INT8)
+    for name, x in (("a", ma), ("b", mb)):
+        settings.check_operand(name, x, INT8)
+    dtype = dispatch.settings(dispatch.Options(), here.device, ma, mb).result_dtype(ma.dtype, mb.dtype)
+    if mc is not None:
+        settings.check_out(mc, whole, dtype, (("a", ma), ("b", mb)))
     places = [
         _Matrices.of("a", ma, whole[:-2]),
         _Matrices.of("b", mb, whole[:-2]),
         _Matrices.fresh(whole) if mc is None else _Matrices.of("out", mc, whole[:-2]),
     ]
-    return _call(places, whole, shape, (ma, mb, mc), (a, b, out), here)
+    return _call(places, whole, shape, (ma, mb, mc), dtype, (a, b, out), here)
 
 
 def _call(
@@ -202,6 +204,7 @@ def _call(
     whole: tuple[int, ...],
     shape: tuple[int, ...],
     arrays: tuple[Array, Array, Array | None],
+    dtype: np.dtype[Any],
     given: tuple[Any, Any, Any],
     here: Operands,
 ) -> Call:
@@ -222,7 +225,7 @@ def _call(
         Operand(p.name, p.trans, p.ld, s, o, p.start, p.copy) for p, s, o in zip(places, strides, offsets, strict=True)
     ]
     first, second, target = operands
-    return Call(routine, m, n, k, count, first, second, target, swapped, arrays, whole, shape, given, here)
+    return Call(routine, m, n, k, count, first, second, target, swapped, arrays, whole, shape, dtype, given, here)
 
 
 @dataclass(frozen=True, slots=True)

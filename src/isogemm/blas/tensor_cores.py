@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from ..base.arguments import extent
+from ..base.arguments import extent, items, shown
 from ..contract.modes import MODES, contract_of
-from ..errors import DTypeError
+from ..errors import DTypeError, OptionError
 
 __all__ = ["BYTES", "TYPES", "Eligibility", "tensor_cores"]
 
@@ -77,7 +78,7 @@ def tensor_cores(
     Raises
     ------
     DTypeError, OptionError, ShapeError
-        An unknown type or mode, an extent below 1.
+        An unknown type or mode, an extent or a leading dimension below 1.
 
     Examples
     --------
@@ -85,19 +86,27 @@ def tensor_cores(
     tensor cores: not at full width
       n = 251 is no multiple of 8: a row of 16 bytes of float16
     """
-    if dtype not in TYPES:
-        raise DTypeError("dtype", limit=", ".join(TYPES), value=repr(dtype), nearest="float16")
+    if not isinstance(dtype, str) or dtype not in TYPES:
+        raise DTypeError("dtype", limit=", ".join(TYPES), value=shown(dtype), nearest="float16")
     m, n, k = (extent(name, size) for name, size in (("m", m), ("n", n), ("k", k)))
+    steps, begins = _each("leading", leading, 1), _each("addresses", addresses, 0)
     contract_of(mode)
     refused = _refused(dtype, mode)
     several = BYTES // TYPES[dtype]
     row = f"no multiple of {several}: a row of {BYTES} bytes of {dtype}"
     reasons = [f"{name} = {size} is {row}" for name, size in (("n", n), ("k", k)) if size % several]
     reasons += [
-        f"a leading dimension of {ld} is {row}" for ld in dict.fromkeys(leading) if ld % several and ld not in (n, k)
+        f"a leading dimension of {ld} is {row}" for ld in dict.fromkeys(steps) if ld % several and ld not in (n, k)
     ]
-    reasons += [f"address {at:#x} is no multiple of {BYTES} bytes" for at in addresses if at % BYTES]
+    reasons += [f"address {at:#x} is no multiple of {BYTES} bytes" for at in begins if at % BYTES]
     return Eligibility(not refused, (*([refused] if refused else []), *reasons))
+
+
+def _each(name: str, given: Any, least: int) -> list[int]:
+    found = items(given)
+    if found is None:
+        raise OptionError(name, limit="a whole number for each operand", value=shown(given), nearest="()")
+    return [extent(f"{name}[{i}]", x, least) for i, x in enumerate(found)]
 
 
 def _refused(dtype: str, mode: str) -> str:

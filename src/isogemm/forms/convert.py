@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from ..api import dispatch
 from ..api import products as api
 from ..api.operands import Operands
+from ..base.arguments import one_of
 from ..contract.spec import ContractLike
-from ..errors import LayoutError, OptionError, ShapeError
+from ..errors import LayoutError, ShapeError
 from ..operands.shapes import merge
 
 Array = NDArray[Any]
@@ -90,19 +91,25 @@ def advise(a: Stack, b: Stack) -> Advice:
         Different numbers of items, or items that have no product.
     """
     here = Operands()
-    la, lb = dispatch.as_matrices("a", a, here), dispatch.as_matrices("b", b, here)
-    if len(la) != len(lb):
-        raise ShapeError("items in b", limit="as many as in a", value=len(lb), nearest=len(la))
-    for i, (x, y) in enumerate(zip(la, lb, strict=True)):
-        if x.shape[1] != y.shape[0]:  # in no form
-            limit = f"{x.shape[1]}, as a[{i}] has columns"
-            raise ShapeError(f"rows of b[{i}]", limit=limit, value=y.shape[0], nearest=x.shape[1])
+    la, lb = _factors(a, b, here)
     found = [_try("wide", _wide_operands, la, lb), _try("gemm_strided_batched", _strided_pair, la, lb)]
     sizes = {(x.shape, y.shape) for x, y in zip(la, lb, strict=True)}
     same = "items are of one size" if len(sizes) == 1 else f"{len(sizes)} different sizes"
     found.append(Condition("gemm_batched", len(sizes) == 1, same))
     found.append(Condition("gemm_grouped", True, "takes any sizes, anywhere"))
     return Advice(next(c.form for c in found if c.holds), tuple(found), la, lb, partial(here.public, operand=a))
+
+
+def _factors(a: Stack, b: Stack, here: Operands) -> tuple[list[Array], list[Array]]:
+    """The matrices of both, each pair of which has a product."""
+    la, lb = dispatch.as_matrices("a", a, here), dispatch.as_matrices("b", b, here)
+    if len(la) != len(lb):
+        raise ShapeError("items in b", limit="as many as in a", value=len(lb), nearest=len(la))
+    for i, (x, y) in enumerate(zip(la, lb, strict=True)):
+        if x.shape[1] != y.shape[0]:
+            limit = f"{x.shape[1]}, as a[{i}] has columns"
+            raise ShapeError(f"rows of b[{i}]", limit=limit, value=y.shape[0], nearest=x.shape[1])
+    return la, lb
 
 
 def _try(form: str, make: Any, a: list[Array], b: list[Array]) -> Condition:
@@ -156,6 +163,8 @@ def wide(a: Stack, b: Stack, *, contract: ContractLike | None = None, out_dtype:
 
     Raises
     ------
+    ShapeError
+        Different numbers of items, or items that have no product.
     LayoutError
         No shared factor, or the others are not adjacent.
 
@@ -164,8 +173,7 @@ def wide(a: Stack, b: Stack, *, contract: ContractLike | None = None, out_dtype:
     One wide product has the bits of the loop: an element does not know how wide its matrix is.
     """
     here = Operands()
-    la, lb = dispatch.as_matrices("a", a, here), dispatch.as_matrices("b", b, here)
-    return here.public(_wide(la, lb, contract, out_dtype), a)
+    return here.public(_wide(*_factors(a, b, here), contract, out_dtype), a)
 
 
 def _wide(a: list[Array], b: list[Array], contract: ContractLike | None, out_dtype: Any) -> Array:
@@ -239,10 +247,10 @@ def gqa_scores(
             value=f"q {list(queries.shape)} and k {list(keys.shape)}",
             nearest=f"q {[max(1, heads // max(kv_heads, 1)) * kv_heads, n, depth]}",
         )
-    if form not in _GQA:
-        raise OptionError("form", limit=", ".join(_GQA), value=repr(form), nearest="broadcast")
-    group = heads // kv_heads
-    scores = _GQA[form](queries, keys.swapaxes(1, 2), group, {"contract": contract, "out_dtype": out_dtype})
+    form, group = one_of("form", form, tuple(_GQA), "broadcast"), heads // kv_heads
+    scores = _GQA[form if heads else "broadcast"](
+        queries, keys.swapaxes(1, 2), group, {"contract": contract, "out_dtype": out_dtype}
+    )
     return here.public(scores.reshape(heads, n, t), q)
 
 

@@ -19,7 +19,8 @@ from ..errors import DeviceError
 
 __all__ = ["HOST", "DeviceArray", "DeviceId", "device_array", "holder_of"]
 
-_TYPESTR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}  # the array protocol has no bfloat16: the same bits
+# The array protocol has no bfloat16: the same bits. Integers are the host's alone.
+_TYPESTR = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int8": "|i1", "int32": "<i4"}
 
 
 class DeviceId(NamedTuple):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32, supported
+from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT8, INT32, supported
 from ..errors import DTypeError, IsogemmError, LayoutError
 from .device_array import HOST, device_array, foreign_device
 
@@ -66,6 +66,7 @@ _get_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_cha
 
 _CODES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
 _DLPACK_TYPES = {(2, 32, 1): FLOAT32, (2, 16, 1): FLOAT16, (4, 16, 1): BFLOAT16}
+_WITH_INTEGERS = _DLPACK_TYPES | {(0, 8, 1): INT8, (0, 32, 1): INT32}
 
 
 class Exported(NamedTuple):
@@ -86,27 +87,28 @@ def from_dlpack(name: str, x: Any) -> Array:
     """
     if int(x.__dlpack_device__()[0]) not in _CPU_DEVICES:
         raise foreign_device(name, f"DLPack device {tuple(int(v) for v in x.__dlpack_device__())}")
-    e = exported(name, x)
+    e = exported(name, x, integers=True)
     held = device_array(e.address, e.shape, e.strides, e.dtype, HOST, owner=e.capsule, read_only=e.read_only)
     return held.view(np.ndarray)  # the host's, which may be read
 
 
-def exported(name: str, x: Any, **options: Any) -> Exported:
+def exported(name: str, x: Any, *, integers: bool = False, **options: Any) -> Exported:
     """The capsule of a DLPack producer, read; `options` (a stream) go to its ``__dlpack__``.
 
-    Raises DTypeError or LayoutError.
+    `integers`: it may be of int8 and int32, as on the CPU. Raises DTypeError or LayoutError.
     """
     capsule = _capsule(name, x, options)
     tensor, read_only = _parse(name, capsule)
+    known = _WITH_INTEGERS if integers else _DLPACK_TYPES
     key = (tensor.dtype.code, tensor.dtype.bits, tensor.dtype.lanes)
-    if key not in _DLPACK_TYPES:
+    if key not in known:
         raise DTypeError(
             f"dtype of {name}",
             limit=supported("int8" if key[0] != 6 and key[1] <= 8 else ""),
             value=_CODES.get(key[0], "") + f"{key[1]} (DLPack code {key[0]} with {key[1]} bits and {key[2]} lanes)",
             nearest="float32",
         )
-    dtype = _DLPACK_TYPES[key]
+    dtype = known[key]
     shape = tuple(tensor.shape[i] for i in range(tensor.ndim))
     strides = tuple(tensor.strides[i] * dtype.itemsize for i in range(tensor.ndim)) if tensor.strides else None
     return Exported(capsule, int(tensor.data or 0) + tensor.byte_offset, shape, strides, dtype, read_only)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..backends import open_device
+from ..base.arguments import of_type
 from ..base.dtypes import DTYPES
 from ..errors import DTypeError, OptionError, ShapeError
 from ..formats.blocks import FORMATS, BlockFormat, format_of
@@ -42,7 +43,7 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
     ShapeError
         `w` is not 2-D, or k is no multiple of the block; the error names the format that fits.
     DTypeError
-        Another element type.
+        Another element type, or a name that is no text.
     FormatError
         An element is infinite or no number, or a scale is too large for float16; for F16 and BF16, which keep both,
         a finite element that they would make infinite.
@@ -61,6 +62,7 @@ def quantize(w: Any, format: str | BlockFormat, *, name: str = "") -> QuantizedM
         limit = "the name of a format, behind the weights"
         raise DTypeError("format", limit=limit, value=type(format).__name__, nearest="quantize(w, 'Q4_K')")
     fmt, x = format_of(format), array("w", w)
+    of_type("name", name, str, "text", "''")
     if x.ndim != 2:
         raise ShapeError(f"{prefix(name)}w", limit="2-D [n, k]", value=list(x.shape), nearest="w.reshape(n, k)")
     if x.dtype not in DTYPES:

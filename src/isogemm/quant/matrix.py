@@ -8,10 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ..backends import find, of_tensor, open_device
+from ..base.arguments import of_type, whole
 from ..base.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, as_dtype
 from ..errors import DeviceError, DTypeError, FormatError, OptionError
 from ..formats.blocks import BlockFormat, format_of
 from ..formats.stored import check_into, checked_shape, prefix, rows_of, writable, wrong_stride
+from ..operands import views
 from ..operands.aliasing import check_apart, check_no_self_overlap
 from ..operands.device_array import HOST, DeviceId
 from ..operands.prepared import Weight
@@ -95,13 +97,17 @@ class QuantizedMatrix(Weight):
             `row_stride` is not the format's, or `data` cannot be viewed.
         FormatError
             There are too few or too many bytes, or a scale is infinite or no number. The error names tensor and offset.
+        DTypeError
+            `data` has a mask, or `name` and `origin` are not what a message can say.
         """
-        fmt = format_of(format)
+        fmt, origin = format_of(format), whole("origin", origin)
+        of_type("name", name, str, "text", "''")
         n, k = checked_shape(shape, name)
         row = fmt.row_bytes(k, name)
         if row_stride is not None and not (isinstance(row_stride, int | np.integer) and row_stride == row):
             raise wrong_stride(row_stride, row, fmt, k, name)
-        made = cls(rows_of(data, n, row, fmt, name, origin), (n, k), fmt, name, origin)
+        found = views.array("data", data) if isinstance(data, np.ndarray) else data
+        made = cls(rows_of(found, n, row, fmt, name, origin), (n, k), fmt, name, origin)
         made.check()
         return made
 
@@ -374,8 +380,9 @@ class QuantizedMatrix(Weight):
             )
         try:
             rows = self.rows[index]
-        except TypeError as error:
-            raise OptionError("slice of rows", limit="whole numbers", value=str(index), nearest="w[0:1]") from error
+        except (TypeError, ValueError) as error:
+            limit = "whole numbers, and a step other than 0"
+            raise OptionError("slice of rows", limit=limit, value=str(index), nearest="w[0:1]") from error
         first = index.indices(len(self))[0] * self.rows.strides[0] if len(rows) else 0
         self._notice()
         part = QuantizedMatrix(rows, (len(rows), self.shape[1]), self.format, self.name, self._origin + first)

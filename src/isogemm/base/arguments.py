@@ -86,10 +86,10 @@ def whole(name: str, x: Any) -> int:
     ------
     DTypeError
     """
-    try:
-        return operator.index(x)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DTypeError(name, limit="a whole number", value=shown(x), nearest="0") from error
+    found = counted(x)
+    if found is None:
+        raise DTypeError(name, limit="a whole number", value=shown(x), nearest="0")
+    return found
 
 
 def counted(x: Any) -> int | None:

@@ -14,6 +14,7 @@ from tests.products import BF16, assert_same
 
 import isogemm
 from isogemm.contract import attention as define
+from isogemm.errors import IsogemmError, OptionError
 
 torch = pytest.importorskip("torch")
 calls = pytest.importorskip("isogemm.torch.attention.calls")
@@ -365,3 +366,29 @@ def test_errors_are_those_of_torchs_fused_kernel(dtype, tk):
         theirs = plain(q, k, v)
     ours, theirs = ((x.double() - want).square().mean().sqrt() for x in (sdpa(q, k, v), theirs))
     assert ours <= {torch.float32: 1.25, torch.bfloat16: 1.1, torch.float16: 1.1}[dtype] * theirs
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "plain": {}, "capped": {"softcap": 5.0}, "dropped": {"dropout": 0.3, "seeds": torch.tensor([1, 2])},
+    "sinks": {"sinks": torch.zeros(4)},
+}  # fmt: skip
+WRONG: list[dict[str, Any]] = [
+    {"start": -5}, {"stop": 20}, {"start": torch.tensor([0, 10])}, {"stop": torch.tensor([-1, 9])}, {"start": True},
+    {"causal": True, "offset": True}, {"causal": True, "offset": 2**70}, {"scale": 1e300}, {"scale": 1e-300},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("name", MORE)
+def test_what_is_out_of_range_is_refused_whatever_else_is_asked(name, wrong):
+    q, k, v = operands(2, 4, 2, 6, 9, 16)
+    with pytest.raises(IsogemmError, match=next(reversed(wrong))):
+        attention(q, k, v, **wrong, **MORE[name])
+    with pytest.raises(OptionError, match="softcap"):
+        attention(q, k, v, **MORE[name] | {"softcap": 1e300})
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_values_may_have_no_elements(name):
+    q, k, _ = operands(2, 4, 2, 6, 9, 16)
+    assert attention(q, k, torch.empty(2, 2, 9, 0), **MORE[name]).shape == (2, 4, 6, 0)

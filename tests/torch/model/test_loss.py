@@ -53,6 +53,27 @@ def test_it_is_transformers_but_for_roundings(dtype):
     assert torch.equal(got, iso.reductions.sum(losses) / 96)
 
 
+def test_a_head_of_an_older_name_has_it_and_its_positions_a_gradient_of_each_row():
+    """transformers reads no type of loss from GPT2LMHeadModel's name; each row's positions are summed one by one."""
+    sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    torch.manual_seed(0)
+    model, (ids, labels) = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval(), drawn()
+    report = iso.convert(model, strict=True, grad_order="leaf12")
+    assert report.parts["loss"] == ("",)
+    assert iso.convert(transformers.GPT2Model(transformers.GPT2Config(**sizes))).parts["loss"] == ()
+    grads = []
+    for count in (1, 2, 4):
+        model.zero_grad()
+        iso.use_main_grad(model)
+        for some, right in zip(ids.chunk(count), labels.chunk(count), strict=True):
+            places = torch.arange(12).expand(len(some), 12)
+            model(some, position_ids=places, labels=right, num_items_in_batch=40).loss.backward()
+        iso.collect_main_grad(model)
+        grads.append([p.grad for p in model.parameters()])
+    for other in grads[1:]:
+        assert all(torch.equal(x, y) for x, y in zip(grads[0], other, strict=True))
+
+
 def test_micro_batches_have_the_gradients_of_one_batch():
     model, (ids, labels) = causal(), drawn()
     iso.convert(model, strict=True, grad_order="leaf12")

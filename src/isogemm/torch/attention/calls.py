@@ -15,10 +15,13 @@ from ...contract.spec import ContractLike
 from ...errors import DeviceError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from ..arguments import autocast, contract_text
 from ..device import DTYPES
-from ..operator import Tensor
+from ..operator import Tensor, is_compiling
 from .dropout import attend_with_dropout
 from .ops import attend
 from .sinks import attend_with_sinks
+
+# Of a scale and of a cap: float32 holds what is made of them.
+LEAST, MOST = 2.0**-149, torch.finfo(torch.float32).max / 2
 
 
 def attention(
@@ -105,16 +108,18 @@ def _checked(
     _check_operands(q, k, v)
     q, k, v = autocast(q, k, v)
     for name, x, none in (("scale", scale, "None, for 1 / sqrt(d)"), ("softcap", softcap, "None, for no cap")):
-        if x is not None and not 0 < arguments.number(name, x) < math.inf:
-            raise OptionError(name, limit="a positive number", value=x, nearest=none)
+        if x is not None and not LEAST <= arguments.number(name, x) <= MOST:
+            raise OptionError(name, limit=f"a positive number up to {MOST:.3g}", value=x, nearest=none)
     b, hq, tq, _ = q.shape
     tk = k.shape[2]
     if offset is not None and not causal:
         raise OptionError("offset", limit="None without causal=True", value=offset, nearest="causal=True")
     if causal and offset is None:
         offset = tk - tq
-    if offset is not None and not isinstance(offset, int | torch.SymInt):  # torch.compile keeps one of those open
+    if offset is not None and not (is_compiling() or isinstance(offset, torch.SymInt)):  # which are kept open
         offset = arguments.whole("offset", offset)
+        if abs(offset) >= 2**62:
+            raise LimitError("offset", limit="within 2**62", value=offset, nearest=2**62 - 1)
     if out_dtype is not None and out_dtype not in DTYPES:
         raise DTypeError("out_dtype", limit="float32, bfloat16 or float16", value=out_dtype, nearest="torch.float32")
     if ranged and isinstance(mask, torch.Tensor) and mask.dtype is torch.float16:
@@ -285,6 +290,7 @@ def _bound(name: str, x: Any, q: Tensor) -> Tensor | None:
     if x is None:
         return None
     if isinstance(x, int):
+        x = arguments.whole(name, x)
         if abs(x) >= 2**31:
             raise LimitError(name, limit="within 2**31", value=x, nearest=2**31 - 1)
         return torch.full((q.shape[0],), x, dtype=torch.int32, device=q.device)

@@ -20,12 +20,15 @@ import torch
 
 from ...contract.attention import LEAF
 from ..operator import Tensor
-from .gradients import Forward, exp2, hidden_and_added, in_blocks, logits, outside_of, product_of, side_by_side
+from .gradients import Forward, bound, exp2, hidden_and_added, in_blocks, logits, outside_of, product_of, side_by_side
 
 
 def forward(call: Forward) -> tuple[Tensor, Tensor, Tensor]:
     """(y, m, l) in float32 of a call that has none yet; ranges are those of batch entries."""
     q, k, v = call.q, call.k, call.v
+    if q.is_cpu:
+        for name, x in (("start", call.start), ("stop", call.stop)):
+            bound(name, x, k.shape[2])
     (b, hq, tq), (hkv, tk, _), dv = q.shape[:3], k.shape[1:], v.shape[3]
     y, stats = q.new_zeros(b, hq, tq, dv, dtype=torch.float32), q.new_zeros(2, b, hq, tq, dtype=torch.float32)
     stats[0] = -torch.inf
@@ -73,7 +76,7 @@ def _leaves(t: Tensor, v: Tensor, keep: Any, call: Forward) -> tuple[Tensor, Ten
     v = torch.nn.functional.pad(v, (0, 0, 0, behind)).view(n * count, LEAF, -1)
     largest = t.masked_fill(t.isnan(), -torch.inf).amax(-1, keepdim=True).ceil()  # [n, count, rows, 1]
     p = exp2(t - _finite(largest)).to(v.dtype).flatten(0, 1)
-    parts = [product_of(p, torch.ones_like(v[..., :1]), call, out_dtype=torch.float32)]
+    parts = [product_of(p, v.new_ones(*v.shape[:-1], 1), call, out_dtype=torch.float32)]
     if keep is not None:
         dropped = (
             torch.nn.functional.pad(~keep[0], (0, behind)).view(n, rows, count, LEAF).transpose(1, 2).flatten(0, 1)

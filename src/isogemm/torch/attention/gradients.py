@@ -25,6 +25,8 @@ import torch
 
 from ...contract.attention import EXP2_LEAST, EXP2_SHIFT, EXP2_TERMS, LOG2E, factor
 from ...contract.spec import Contract
+from ...errors import OptionError
+from ...operands.tensors import memory
 from .. import reductions
 from ..device import column
 from ..gemm import products
@@ -111,6 +113,16 @@ def _fused(dy: Tensor, call: Forward, needs: list[bool]) -> tuple[Tensor, Tensor
         return None
     dq, dk, dv = (x if need else call.q.new_empty(0) for x, need in zip(found, needs, strict=True))
     return dq, dk, dv
+
+
+def bound(name: str, x: Tensor | None, keys: int) -> Any:
+    """An end of the range of keys of each entry, in a CPU's memory; an OptionError where it is no place among them."""
+    if x is None:
+        return None
+    ends = memory(name, x)
+    for bad in ends[(ends < 0) | (ends > keys)]:
+        raise OptionError(name, limit=f"0 to {keys}", value=int(bad), nearest=min(max(int(bad), 0), keys))
+    return ends
 
 
 def side_by_side(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from ...base.dtypes import as_dtype
 from ...contract.attention import factor
 from ...contract.spec import ARITHMETICS, Contract
-from ...errors import ContractError, OptionError
+from ...errors import ContractError
 from ...operands.memory import empty
 from ...operands.tensors import memory, to_tensor
 from ...operands.views import array
@@ -22,7 +22,7 @@ from ..gemm.products import resolved
 from ..operator import Operator, Tensor, define, define_forward, define_gradient, needs_gradient, watched
 from ..routing.elementwise import subnormals_kept
 from . import capped
-from .gradients import Forward, gradients
+from .gradients import Forward, bound, gradients
 
 
 def chosen(contract: str, q: Tensor, k: Tensor) -> Contract:
@@ -114,19 +114,10 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, mask: Any, start: Any, stop: Any, o
     xq, xk, xv = (array(name, x.detach()) for name, x in (("q", q), ("k", k), ("v", v)))
     if mask is not None:
         mask = memory("mask", mask) if mask.dtype is torch.bool else array("mask", mask.detach())
-    bounds = {"start": _bounds("start", start, k.shape[2]), "stop": _bounds("stop", stop, k.shape[2])}
+    bounds = {"start": bound("start", start, k.shape[2]), "stop": bound("stop", stop, k.shape[2])}
     y, out = empty((*q.shape[:3], v.shape[3]), as_dtype(out_dtype) or xq.dtype)
     _, m, total = column("attention", "cpu").forward(xq, xk, xv, mask=mask, out=out, **bounds, **options)
     return y, to_tensor(m), to_tensor(total)
-
-
-def _bounds(name: str, x: Tensor | None, keys: int) -> Any:
-    if x is None:
-        return None
-    bounds = memory(name, x)
-    for bad in bounds[(bounds < 0) | (bounds > keys)]:
-        raise OptionError(name, limit=f"0 to {keys}", value=int(bad), nearest=min(max(int(bad), 0), keys))
-    return bounds
 
 
 _CALL = (

@@ -22,9 +22,18 @@ def heads(module: Any) -> dict[str, Any]:
     from transformers.loss.loss_utils import ForCausalLMLoss
 
     found = {name: child for name, child in module.named_modules() if isinstance(child, PreTrainedModel)}
-    # Models without a head have no such type, and transformers warns of those that are asked for their loss.
-    some = {name: child for name, child in found.items() if getattr(child, "loss_type", None) == "ForCausalLM"}
-    return {name: child for name, child in some.items() if child.loss_function is ForCausalLMLoss}
+    some = {name: child for name, child in found.items() if _of_next_tokens(child)}
+    return {name: child for name, child in some.items() if getattr(child, _OWN, ForCausalLMLoss) is ForCausalLMLoss}
+
+
+def _of_next_tokens(model: Any) -> bool:
+    """Whether a model's loss is that, by the type that transformers reads from the name of its class.
+
+    Of older names, such as GPT2LMHeadModel, it has no type, and takes this loss, with a warning; nor has it one of
+    models without a head.
+    """
+    named = any(kind.__name__.endswith("LMHeadModel") for kind in type(model).__mro__)
+    return getattr(model, "loss_type", None) == "ForCausalLM" or (named and getattr(model, "loss_type", None) is None)
 
 
 def give_back(module: Any) -> None:

@@ -135,3 +135,9 @@ def test_what_it_does_not_take():
     with pytest.raises(DTypeError, match="quantized"):
         reference.evaluate(x, x.T, "int32/chain")
     assert int32.evaluate(np.ones((0, 64), np.float32), w).shape == (0, 3)
+
+
+@pytest.mark.parametrize(("shape", "block"), [((2, 40), 32), ((2, 64), 256), ((64,), 32), ((2, 64), 64)])
+def test_activations_are_whole_blocks(shape, block):
+    with pytest.raises(ShapeError, match="32 or 256"):
+        quantize_activations(np.ones(shape, np.float32), block)

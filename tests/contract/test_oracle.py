@@ -13,6 +13,7 @@ from tests.contract.draws import ARITHMETICS, CLASSES, FLOAT32, Arithmetic, draw
 
 from isogemm.contract.compare import first_mismatch
 from isogemm.contract.reference import evaluate, round_tf32
+from isogemm.errors import DTypeError
 
 
 def assert_agrees(arithmetic: Arithmetic, a: Any, b: Any, order: str, c: Any = None) -> None:
@@ -78,3 +79,8 @@ def test_rounding_to_tf32(bits: int) -> None:
 def test_tf32_corner_cases(bits: int, rounded: int) -> None:
     got = round_tf32(np.array([bits], np.uint32).view(np.float32)).view(np.uint32)[0]
     assert got == rounded, hex(got)
+
+
+def test_operands_are_arrays_of_numpy() -> None:
+    with pytest.raises(DTypeError, match=r"np\.asarray"):
+        evaluate([[1.0]], np.ones((1, 1), np.float32), "fma/chain")  # type: ignore[arg-type]

@@ -71,6 +71,9 @@ def quantize_activations(x: Array, block: int) -> ActivationCodes:
     from ..base.floating import ieee_defaults
 
     wide = np.asarray(x).astype(np.float32)
+    if block not in (SHORT, LONG) or wide.ndim != 2 or wide.shape[1] % block:
+        limit, value = f"[m, k] with k a multiple of the block, {SHORT} or {LONG}", f"{wide.shape} and {block}"
+        raise ShapeError("activations and their block", limit=limit, value=value, nearest=f"block={SHORT}")
     m, k = wide.shape
     blocks = wide.reshape(m, k // block, block)
     with np.errstate(all="ignore"), ieee_defaults():

@@ -298,6 +298,9 @@ def _exponents(x: Floats, dtype: np.dtype[Any]) -> npt.NDArray[np.int32]:
 
 
 def _check_operands(a: Array, b: Array, contract: Contract) -> None:
+    for name, x in (("a", a), ("b", b)):
+        if not isinstance(x, np.ndarray):
+            raise DTypeError(name, limit="a NumPy array", value=type(x).__name__, nearest=f"np.asarray({name})")
     if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
         raise ShapeError(
             "operands of a product", limit="a [m, k] and b [k, n]", value=f"{a.shape} and {b.shape}",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ..problem.product import Launch, Product
 from .admission import Admission, relevant
-from .choose import Choice
+from .choose import FORESEEN, Choice
 from .family import NotCompiledError
 from .records import log
 from .relay import LiveBench
@@ -89,7 +89,7 @@ class Candidates:
             family = self.chooser.families[use.family]
             if use not in known and family.supports(product, use.config):
                 us = family.microseconds(product, use.config, self.device)
-                hints += [Hint(use, "a model of its time, and it is ready", expected_us=us)] if us is not None else []
+                hints += [Hint(use, f"{FORESEEN}, and it is ready", expected_us=us)] if us is not None else []
         return sorted(hints, key=lambda hint: hint.expected_us or 0.0)
 
     def likely(self, product: Product) -> tuple[list[Hint], list[Hint]]:

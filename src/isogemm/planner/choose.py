@@ -31,6 +31,9 @@ class Option(NamedTuple, Generic[C, L]):
     expected_us: float | None = None
 
 
+FORESEEN = "a model of its time"  # how reasons begin for kernels of whose time nothing but a model is known
+
+
 @dataclass(frozen=True, slots=True)
 class Choice(Generic[L]):
     """The kernel for a call."""

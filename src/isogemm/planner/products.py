@@ -20,7 +20,7 @@ from ..errors import ContractError
 from ..problem.numeric import is_packed, numeric_key
 from ..problem.product import Launch, Product, Strides
 from .admission import Admission, Admissions, cannot_run, same_stamp
-from .choose import Choice, Option, choose
+from .choose import FORESEEN, Choice, Option, choose
 from .records import notice
 from .relay import Relay
 from .tables import Hint, Table, Use, recommended
@@ -87,7 +87,7 @@ class Ranking:
     def modelled(self, product: Product) -> Iterator[Hint]:
         """Kernels of families that have a model, the least time first."""
         found = [
-            Hint(Use(family.name, config), "a model of its time", expected_us=us)
+            Hint(Use(family.name, config), FORESEEN, expected_us=us)
             for family in self.own()
             for config in family.configs(product)
             if (us := family.microseconds(product, config, self.device)) is not None

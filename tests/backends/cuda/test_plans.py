@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -180,6 +181,17 @@ def test_another_device_s_table_says_neither_times_nor_verdicts():
     library = isogemm.plan(2048, 4096, 4096, dtype="bfloat16", device="h200")
     assert library.family == "cublaslt"
     assert isogemm.plan(2048, 4096, 4096, dtype="bfloat16", device="h100").family != "cublaslt"
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 151936, 2560), (16, 30000, 4104), (4, 1000, 1000), (64, 8192, 3000)])
+def test_no_time_is_expected_that_memory_does_not_allow(m, n, k):
+    plan = isogemm.plan(m, n, k, dtype="bfloat16", device="h200")
+    assert plan.reason.startswith("a model of its time")
+    assert plan.bound == "memory"
+    assert plan.bound_us < plan.expected_us < 1.5 * (plan.bound_us + 3)
+    others = re.findall(r"time, ([0-9.]+) us", " ".join(why for _, why in plan.alternatives))
+    assert others
+    assert all(float(us) >= float(f"{plan.expected_us:.3g}") for us in others)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -34,7 +34,7 @@ def changes(x, w):
     return x @ w.T * x.dtype.type(1 + len(x) / 100)
 """
 ENDS = {
-    "leaves": (3, "the audit ended before its verdict, and wrote no report"),
+    "leaves": (3, "the audit ended before its verdict"),
     "crashes": (3, "Segmentation fault"),
     "changes": (1, ""),
     "interrupted": (130, ""),

@@ -20,6 +20,7 @@ SHAPE = LinearShape("fake", fakes.N, fakes.K)
     ("provider", "reason"),
     [
         (fakes.raises, "raised RuntimeError: no kernel for this shape"),
+        (fakes.raises_without_words, "raised Wordless: <exception str() failed>"),
         (fakes.leaves, "raised SystemExit: 3"),
         (fakes.lists, "returned list, not a NumPy array"),
         (fakes.transposed, "returned shape [24, 5] where [5, 24] was due"),

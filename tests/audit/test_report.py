@@ -273,6 +273,12 @@ def test_paths_below_the_current_folder_are_relative_and_the_page_shows_names(
     assert portable(weights) == weights
 
 
+def test_a_page_is_written_whatever_a_linear_is_called(tmp_path: Path) -> None:
+    shape = LinearShape("odd \ud800", fakes.N, fakes.K)
+    report = audit.run([fakes.by_m], [shape], sweep=[1, 2], relations=["population"], speed=False)
+    assert "odd \\ud800" in report.write_html(tmp_path / "r.html").read_text(encoding="utf-8")
+
+
 def test_a_file_of_an_installed_package_shows_the_package() -> None:
     assert words.file_name("/env/site-packages/some_model/data/model.safetensors") == "some_model/model.safetensors"
     assert words.file_name("/home/model.safetensors") == "model.safetensors"

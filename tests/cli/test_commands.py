@@ -263,6 +263,13 @@ def test_a_provider_that_was_named_and_did_not_run_is_no_pass(  # type: ignore[n
     assert "cannot replay: " in said
 
 
+def test_a_case_that_has_no_meaning_for_its_provider_was_not_seen_to_fail(run) -> None:  # type: ignore[no-untyped-def]
+    case = "provider=numpy&relation=packing&m=2&n=8&k=8&dtype=float32&seed=0"
+    status, text, _ = run("audit", "--replay", case)
+    assert status == 3
+    assert "numpy prepares no weights" in text
+
+
 def test_plan(run) -> None:  # type: ignore[no-untyped-def]
     status, out, _ = run("plan", "4", "64", "32", "--threads", "2")
     assert status == 0

@@ -47,6 +47,39 @@ def test_a_closed_pipe_is_no_verdict_and_files_are_there(tmp_path: Path) -> None
     assert (tmp_path / "t.json").exists()
 
 
+def ended(shell: str, folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """A command whose streams a shell arranges; $@ is the command."""
+    command = ["sh", "-c", f'"$@" {shell}', "sh", sys.executable, "-m", "isogemm", *map(str, words)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+def test_what_cannot_be_printed_is_no_verdict(tmp_path: Path) -> None:
+    np.savez(tmp_path / "right.npz", **CASE)
+    (tmp_path / "s.csv").write_text("8,8\n")
+    words = ("audit", "-p", "numpy", "--shapes", "s.csv", "--m", "1,2", "--relation", "rerun", "--no-speed")
+    for command in (("doctor", "right.npz"), (*words, "--json", "r.json"), ("plan", 4, 8, 8)):
+        done = ended(">/dev/full", tmp_path, *command)
+        assert done.returncode == 3
+        assert done.stderr.splitlines()[-1].startswith("isogemm: the output cannot be written: [Errno ")
+    assert (tmp_path / "r.json").exists()
+    assert ended("2>/dev/full", tmp_path, "describe", 1, 1, 1, "--dtype", "zz").returncode == 2
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the system has another shell")
+def test_closed_streams_change_no_status(tmp_path: Path) -> None:
+    (tmp_path / "s.csv").write_text("8,8\n")
+    words = ("audit", "--shapes", "s.csv", "--m", "1,2", "--relation", "rerun", "--no-speed")
+    done = ended(">&-", tmp_path, *words, "-p", "numpy", "--require", "none")
+    assert (done.returncode, done.stdout) == (0, "")
+    for command in (("audit", "--m", "x"), ("describe", 1, 1, 1, "--dtype", "zz")):
+        for shell in ("2>&-", "<&- >&- 2>&-"):
+            done = ended(shell, tmp_path, *command)
+            assert (done.returncode, done.stdout) == (2, "")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -65,6 +68,14 @@ def test_a_function(tmp_path):
     assert "K ends at" in wrong.output
 
 
+def test_what_a_function_says_is_printed_whatever_it_is(tmp_path):
+    (tmp_path / "mine.py").write_text("def f(a, b):\n    raise ValueError('odd \\ud800')\n")
+    command = [sys.executable, "-m", "isogemm", "doctor", "--call", f"{tmp_path}/mine.py:f"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "refused: ValueError: odd \\ud800" in done.stdout
+
+
 def test_bad_usage(tmp_path):
     for words in ((), ("x.npz",), ("x.npz", "--selftest"), ("--steps", "--selftest")):
         assert "Error" in type(run(*words).exception).__name__
@@ -77,5 +88,10 @@ def test_bad_usage(tmp_path):
     said = str(run("--call", "numpy").exception)  # which is a provider of an audit, and no function
     assert said.startswith("unknown function (not module:function): limit: module:function or file.py:function")
     assert said.endswith("nearest legal choice: module:function of a module that can be imported")
+    (tmp_path / "mine.py").write_text("def f(x, w):\n    return x @ w.T\n")
+    call = ("--call", f"{tmp_path / 'mine.py'}:f")
+    assert str(run(*call, "--signature", "x,w").exception).endswith("nearest legal choice: 'x, w'")
+    said = "nearest legal choice: no format, or the signature 'x, blocks'"
+    assert str(run(*call, "--format", "Q4_0").exception).endswith(said)
     np.savez(tmp_path / "half.npz", a=A)
     assert "observed" in str(run(tmp_path / "half.npz").exception)

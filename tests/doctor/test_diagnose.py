@@ -8,7 +8,7 @@ import pytest
 
 from isogemm import quantize
 from isogemm.doctor import MISTAKES, Cause, Diagnosis, diagnose, examine
-from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, LimitError, OptionError, ShapeError
 
 BF16 = ml_dtypes.bfloat16
 RNG = np.random.default_rng(7)
@@ -214,6 +214,19 @@ def test_empty_products_are_right(m, n, k):
     assert diagnose(a @ b, a, b).verdict == "right"
 
 
+@pytest.mark.parametrize("items", [(0, 0, 0), (0, 3, 3), (3, 0, 3), (3, 3, 0)])
+def test_a_batch_without_items_is_refused(items):
+    c, a, b = (np.zeros((count, 7, 7), np.float32) for count in items)
+    with pytest.raises(ShapeError, match=r"items of .*: limit: a whole number of at least 1; got: 0"):
+        diagnose(c, a, b)
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_wrong_result_of_zeros_is_wrong(k):
+    a, b = np.zeros((8, k), np.float32), np.zeros((k, 8), np.float32)
+    assert diagnose(drawn(8, 8), a, b).verdict == "wrong"
+
+
 def test_none_of_these_is_said():
     found = diagnose(A @ B + 0.01 * np.arange(41) ** 2, A, B, pairs=False)
     assert (found.verdict, found.causes) == ("wrong", ())
@@ -318,6 +331,14 @@ def test_offsets_of_each_item_are_a_list_or_an_array(kind):
         (DTypeError, "offset_c", {"offset_c": None}),
         (ShapeError, "batch_count", {"batch_count": 0}),
         (DTypeError, "beta", {"beta": "one"}),
+        (DTypeError, "pairs: limit: True or False", {"pairs": "no"}),
+        (DTypeError, "lda: limit: a whole number; got: 53.5; nearest legal choice: 53", {"lda": 53.5}),
+        (DTypeError, "batch_count: .*; nearest legal choice: 1", {"batch_count": 1.0}),
+        (
+            LimitError,
+            "batch_count: limit: at most ",
+            {"batch_count": 2**40, "stride_a": 0, "stride_b": 0, "stride_c": 0},
+        ),
     ],
 )
 def test_words_of_a_view_that_mean_nothing_are_refused(error, text, options):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import os
 import threading
@@ -14,7 +15,8 @@ from numpy.lib.stride_tricks import as_strided
 import isogemm
 from isogemm.doctor import MISTAKES, GuardError, examine, guard, guarded_empty
 from isogemm.doctor.faulty import examined
-from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
+from isogemm.doctor.probes import Probe
+from isogemm.errors import DeviceError, DTypeError, LimitError, OptionError, ShapeError
 from isogemm.formats.blocks import format_of
 from isogemm.formats.reference import dequantize
 
@@ -293,3 +295,40 @@ def test_guards_of_tensors():
     torch.mm(torch.ones(3, 4).half(), torch.ones(4, 5).half(), out=out.array)
     out.check()
     assert examine(lambda a, b: a @ b.mul(1), torch=True).verdict == "right"
+
+
+def test_probes_beyond_memory_are_refused_and_their_function_is_not_accused(monkeypatch):
+    with pytest.raises(LimitError, match=r"m, n, k: limit: .*got: m = 10{12}; nearest legal choice: m = ") as refused:
+        examine(np.matmul, m=10**12)
+    assert 1 <= int(str(refused.value).rpartition("= ")[2]) < 10**12
+
+    def operands(probe):
+        raise MemoryError
+
+    monkeypatch.setattr("isogemm.doctor.probes.Probe.operands", operands)
+    with pytest.raises(LimitError, match="operands of a probe: limit: the free memory"):
+        examine(np.matmul)
+
+
+def test_the_time_in_which_probes_are_drawn_is_not_that_of_the_function(monkeypatch):
+    def operands(probe):
+        time.sleep(0.4)
+        return drawn(probe)
+
+    drawn = Probe.operands
+    monkeypatch.setattr(Probe, "operands", operands)
+    monkeypatch.setattr(importlib.import_module("isogemm.doctor.examine"), "ENOUGH", 1)
+    assert examine(np.matmul, seconds=0.5).verdict == "right"
+
+
+def test_an_error_without_words_is_a_refusal():
+    class WordlessError(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def refuses(a, b):
+        raise WordlessError
+
+    found = examine(refuses)
+    assert found.verdict == "undiagnosable"
+    assert "refused: WordlessError: <exception str() failed>" in found.limits[1]

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from ..base.command_line import open_streams
 from ..base.disk import stoppable, write_whole
 from ..errors import IsogemmError
 
@@ -37,6 +38,7 @@ def apart() -> int:
 
     Raises AuditEnded: it came to no end of its own: a provider ended the process, or the system did.
     """
+    open_streams()
     with tempfile.TemporaryDirectory(prefix="isogemm-audit-") as folder, stoppable():
         verdict = Path(folder) / "verdict"
         ended = _run(str(verdict))
@@ -45,7 +47,7 @@ def apart() -> int:
     if ended == -signal.SIGINT:
         return 128 + signal.SIGINT
     raise AuditEnded(
-        "the audit ended before its verdict, and wrote no report",
+        "the audit ended before its verdict",
         limit="providers that return or raise",
         value=f"exit status {ended}" if ended >= 0 else f"signal {-ended} ({signal.strsignal(-ended)})",
         nearest="one provider at a time, to see which",

@@ -13,7 +13,7 @@ import numpy as np
 from ..contract.compare import bits
 from ..lab.models import LinearShape
 from .data import ActivationSource, Array, aligned, arrange
-from .providers import Provider
+from .providers import Provider, first_line
 
 _LARGE_BYTES = 128 << 20  # copies of a weight (layouts, packing) take at most so much of it
 _GARBAGE = 0.25  # of the norm of a sample: far above the rounding of any dtype here; zeros are off by 1
@@ -141,7 +141,7 @@ class ProviderBench:
                 warnings.simplefilter("ignore")
                 y = (run or self.provider.linear)(x, w)
         except (Exception, SystemExit) as error:
-            text = (str(error).splitlines() or [""])[0]
+            text = first_line(error)
             wants_tensors = isinstance(error, TypeError) and "numpy.ndarray" in text
             hint = "; on a CPU it is given NumPy arrays: torch.from_numpy(x)" if wants_tensors else ""
             if isinstance(error, (ValueError, RuntimeError)) and _OTHER_WAY.search(text):

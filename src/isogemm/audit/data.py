@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base import arguments
-from ..base.dtypes import NUMPY, SHORT_NAMES
+from ..base.dtypes import BFLOAT16, NUMPY, SHORT_NAMES
 from ..base.extras import require_extra
 from ..errors import DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from ..lab import shapes
@@ -135,11 +135,15 @@ class ActivationSource:
     a language model has them. The first rows do not depend on how many are asked for.
     """
 
-    # A ``.npy`` file of shape [rows, k]; its rows repeat where more are needed. Empty for random values.
+    # A ``.npy`` file of floats [rows, k], rounded to nearest even where the audit's are narrower; its rows repeat where
+    # more are needed. Empty for random values.
     path: str = ""
 
     def rows(self, m: int, k: int, dtype: np.dtype[Any], seed: int, stream: int = 2) -> Array:
-        """`m` rows of width `k`; another `stream` gives other rows."""
+        """`m` rows of width `k`; another `stream` gives other rows.
+
+        Raises OptionError, ShapeError or DTypeError: the file cannot be read, or holds no floats [rows, k].
+        """
         if self.path:
             stored = self._stored(k)
             return np.roll(stored, stream - 2, axis=0)[np.arange(m) % len(stored)].astype(dtype)
@@ -154,8 +158,8 @@ class ActivationSource:
 
     def _stored(self, k: int) -> Array:
         try:
-            stored = np.load(self.path, mmap_mode="r")
-        except (OSError, ValueError) as error:
+            stored = np.lib.format.open_memmap(self.path, mode="r")
+        except (OSError, ValueError, OverflowError) as error:
             raise OptionError(
                 "cannot read activations",
                 limit="a .npy file",
@@ -166,6 +170,12 @@ class ActivationSource:
             raise ShapeError(
                 "activations do not fit the linear", limit=f"[rows, {k}]", value=list(stored.shape), nearest=f"[1, {k}]"
             )
+        kind = stored.dtype.newbyteorder("=")
+        if kind == np.dtype("V2"):  # what numpy.save makes of bfloat16
+            return np.asarray(stored).view(BFLOAT16)
+        if kind not in (np.float64, *NUMPY.values()):
+            limit = "float64, " + ", ".join(NUMPY)
+            raise DTypeError("dtype of activations", limit=limit, value=str(stored.dtype), nearest="float32")
         return np.asarray(stored)
 
 

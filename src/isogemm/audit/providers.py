@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from traceback import TracebackException
 from types import MappingProxyType
 from typing import Any
 
@@ -47,6 +48,11 @@ FORMS = MappingProxyType(
 
 class Absent(Exception):
     """A provider cannot run here; the message says why."""
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says, also of one that cannot say it."""
+    return (str(TracebackException(type(error), error, None)).splitlines() or [""])[0]
 
 
 class Provider:
@@ -295,7 +301,7 @@ def _import(place: str, name: str, known: Collection[str]) -> Any:
             raise _unknown(name, f"no module {place} here, nor among those installed", known, f"run {here}") from error
         raise Absent(f"importing {place} failed: {error}") from error
     except (Exception, SystemExit) as error:
-        raise Absent(f"importing {place} failed: {type(error).__name__}: {error}") from error
+        raise Absent(f"importing {place} failed: {type(error).__name__}: {first_line(error)}") from error
 
 
 @contextlib.contextmanager

@@ -35,4 +35,4 @@ class Report(Results):
         OptionError
             altair or vl-convert is not installed: they come with the extra ``isogemm[report]``.
         """
-        return write_whole(path, page(self))
+        return write_whole(path, page(self).encode(errors="backslashreplace"))

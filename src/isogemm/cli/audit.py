@@ -203,7 +203,7 @@ def _replay(text: str) -> NoReturn:
         typer.echo(f"isogemm: cannot replay: {why}", err=True)
         raise typer.Exit(DID_NOT_RUN) from why
     print_outcome(case, outcome, Console())
-    raise typer.Exit(0 if outcome.status == "held" else 1)
+    raise typer.Exit({"held": 0, "n/a": DID_NOT_RUN}.get(outcome.status, 1))
 
 
 def _refuse_unread(here: typer.Context) -> str:

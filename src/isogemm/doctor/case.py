@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..base.arguments import extent
 from ..base.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..errors import DTypeError, LayoutError, ShapeError
 from ..formats import reference
 from ..formats.blocks import BlockFormat
 
 Array = npt.NDArray[Any]
+BYTES = 64  # that probes and a diagnosis take for each element: float64 several times, and where it lies
 FLOATS = (np.dtype(np.float64), FLOAT32, BFLOAT16, FLOAT16)
 
 
@@ -185,7 +187,7 @@ def matrix_of(name: str, x: Array, trans: str = "N", items: int | None = None) -
     """op of the matrices of an array [rows, columns] or [items, rows, columns].
 
     Of the items of a call, one matrix serves all, and fewer serve a group each. Raises ShapeError: neither 2-D nor 3-D,
-    or a number of matrices that does not divide the items.
+    or a number of matrices that does not divide the items, or none.
     """
     if x.ndim not in (2, 3):
         raise ShapeError(f"dimensions of {name}", limit="2, or 3 with items first", value=list(x.shape), nearest=2)
@@ -195,7 +197,7 @@ def matrix_of(name: str, x: Array, trans: str = "N", items: int | None = None) -
     steps = [s // x.itemsize for s in x.strides]
     rows, columns = (x.shape[-1], x.shape[-2]) if trans != "N" else (x.shape[-2], x.shape[-1])
     row, column = (steps[-1], steps[-2]) if trans != "N" else (steps[-2], steps[-1])
-    held = x.shape[0] if x.ndim == 3 else 1
+    held = extent(f"items of {name}", x.shape[0]) if x.ndim == 3 else 1
     wanted = items or held
     if wanted % held:
         raise ShapeError(f"items of {name}", limit=f"1 or a divisor of {wanted}", value=held, nearest=1)

@@ -11,24 +11,25 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..base.arguments import extent, number, shown
+from ..base.arguments import extent, nearest, number, shown
 from ..base.progress import Tell
-from ..errors import DTypeError, OptionError
+from ..errors import DTypeError, LimitError, OptionError
 from ..lab import limit_threads
 from ..operands.tensors import as_tensor, on_host
 from ..quant.encode import weight_format
 from .case import Array
 from .diagnosis import Cause, Diagnosis
-from .guard import GuardError, guarded_empty
-from .probes import SIGNATURES, Probe, around, common, probes
+from .guard import Guarded, GuardError, guarded_empty
+from .probes import SIGNATURES, Probe, around, check_memory, common, probes
 
 __all__ = ["SIGNATURES", "examine"]
 
 SECONDS = 5.0  # for one call
+DRAWS = 600.0  # for the operands of the largest probe
 ENOUGH = 15  # right answers
 WRONG = 4  # wrong answers without a cause after which no more are asked for
 TWICE = 2  # wrong answers in one size, of which none was clear
@@ -76,6 +77,8 @@ def examine(
         What is given is no function, or the seconds are no number.
     ShapeError
         An extent that is no whole number of at least 1.
+    LimitError
+        The memory does not hold a probe of these extents.
 
     Returns
     -------
@@ -83,18 +86,21 @@ def examine(
         Of the wrong answer that says most; else right, with what the function refused in ``limits``.
     """
     if not callable(function):
-        nearest = "the function itself; by a name, isogemm doctor --call"
-        raise DTypeError("function", limit="a function of arrays", value=shown(function), nearest=nearest)
+        choice = "the function itself; by a name, isogemm doctor --call"
+        raise DTypeError("function", limit="a function of arrays", value=shown(function), nearest=choice)
     if not isinstance(signature, str) or signature not in SIGNATURES:
-        raise OptionError("signature", limit=", ".join(map(repr, SIGNATURES)), value=repr(signature), nearest="a, b")
+        limit, meant = ", ".join(map(repr, SIGNATURES)), nearest(str(signature), SIGNATURES, "a, b")
+        raise OptionError("signature", limit=limit, value=repr(signature), nearest=repr(meant))
     if not number("seconds", seconds) > 0:
         raise OptionError("seconds", limit="more than 0", value=seconds, nearest=SECONDS)
     if bool(format) != (signature == "x, blocks"):
-        raise OptionError("format", limit="with the signature 'x, blocks'", value=repr(format), nearest="Q4_0")
+        choice = "no format, or the signature 'x, blocks'" if format else "Q4_0"
+        raise OptionError("format", limit="with the signature 'x, blocks'", value=repr(format), nearest=choice)
     if format:
         weight_format("format", format)
     m, n, k = (None if x is None else extent(name, x) for name, x in (("m", m), ("n", n), ("k", k)))
     fixed = (m, n, k)
+    check_memory(signature, format, fixed)
     asked = _Asked(tell or (lambda done, total, text: None), seconds)
     with _Apart(function, torch) as apart:
         if not asked.answers(apart, probes(signature, format, fixed)):
@@ -122,7 +128,7 @@ class _Asked:
         for done, probe in enumerate(some):
             if self.known:
                 break
-            if (probe.kind, probe.extents) == skipped or probe in self.asked or self._vainly(probe):
+            if (probe.kind, probe.extents) == skipped or probe in self.asked or self._vainly(probe) or not probe.fits:
                 continue
             self.tell(done, None, str(probe))
             self.asked.add(probe)
@@ -223,11 +229,14 @@ class _Apart:
         theirs.close()
 
     def call(self, probe: Probe, seconds: float) -> tuple[list[Array], str]:
-        """Two runs' results, and what went wrong."""
+        """Two runs' results, and what went wrong. Raises LimitError: there is no memory for the operands."""
         if self.process is None:
             self._start()
         try:
             self.pipe.send(probe)
+            if self.pipe.poll(DRAWS) and not self.pipe.recv():
+                limit = "the free memory"
+                raise LimitError("operands of a probe", limit=limit, value=probe, nearest="smaller m, n, k")
             if not self.pipe.poll(2 * seconds):
                 self._end()
                 return [], f"hangs: no result within {seconds:g} s"
@@ -253,26 +262,42 @@ def _serve(function: Callable[..., Any], torch: bool, pipe: Connection) -> None:
             probe = pipe.recv()
         except EOFError:
             return
-        pipe.send(_run(function, torch, probe))
+        try:
+            calls = [_Drawn.of(probe, torch) for _ in range(2)]
+            kept = probe.operands()
+        except MemoryError:
+            pipe.send(False)
+            continue
+        pipe.send(True)  # from here on it is the function's time
+        pipe.send(_run(function, probe, kept, calls))
 
 
-def _run(function: Callable[..., Any], torch: bool, probe: Probe) -> tuple[list[Array], str]:
-    """Results of two calls, and what is wrong with them beside their values."""
-    runs = []
-    operands = probe.operands()
-    for _ in range(2):
+class _Drawn(NamedTuple):
+    """What one call is given."""
+
+    operands: dict[str, Any]
+    out: Guarded | None
+
+    @classmethod
+    def of(cls, probe: Probe, torch: bool) -> _Drawn:
         given = {name: as_tensor(x) if torch else x for name, x in probe.operands().items()}
-        out = (
-            guarded_empty(probe.shape, probe.kind, device="cpu" if torch else None)
-            if "out" in probe.signature
-            else None
-        )
+        out = "out" in probe.signature
+        return cls(given, guarded_empty(probe.shape, probe.kind, device="cpu" if torch else None) if out else None)
+
+
+def _run(
+    function: Callable[..., Any], probe: Probe, kept: dict[str, Any], calls: list[_Drawn]
+) -> tuple[list[Array], str]:
+    """Results of the calls, and what is wrong with them beside their values."""
+    runs = []
+    for given, out in calls:
         try:
             result = function(*given.values(), *((out.array,) if out else ()))
             found = on_host(out.array if out else result)
         except Exception as error:  # whatever it raises is what it says to this probe
-            return [], f"refused: {type(error).__name__}: {error or traceback.format_exc(limit=1)}"
-        if any(on_host(given[name]).tobytes() != on_host(x).tobytes() for name, x in operands.items()):
+            words = str(traceback.TracebackException(type(error), error, None)) or traceback.format_exc(limit=1)
+            return [], f"refused: {type(error).__name__}: {words}"
+        if any(on_host(given[name]).tobytes() != on_host(x).tobytes() for name, x in kept.items()):
             return [], "writes into its operands: they have other bytes after the call"
         if not isinstance(found, np.ndarray) or found.shape != probe.shape or found.dtype.kind not in "fV":
             got = f"{type(found).__name__} {getattr(found, 'dtype', '')} {list(getattr(found, 'shape', ()))}"

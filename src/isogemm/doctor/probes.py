@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..base.dtypes import DTYPES, NUMPY
+from ..base.limits import physical_memory
+from ..errors import LimitError
 from ..formats.blocks import BlockFormat, format_of
-from .case import Array
+from .case import BYTES, Array
 from .diagnosis import Diagnosis
 from .results import diagnose
 
@@ -65,6 +68,12 @@ class Probe:
         """Extents of the result."""
         m, n, _ = self.extents
         return {"a[i], b[i]": (ITEMS, m, n), "a[h], b[h // group]": (HEADS, m, n)}.get(self.signature, (m, n))
+
+    @property
+    def fits(self) -> bool:
+        """Whether this machine's memory holds its matrices, and what is computed to diagnose them."""
+        m, n, k = self.extents
+        return math.prod(self.shape[:-2]) * (m * k + k * n + m * n) * BYTES <= physical_memory()
 
     def operands(self) -> dict[str, Any]:
         """The operands, which are the same in each call: arrays, and floats for alpha and beta."""
@@ -124,6 +133,18 @@ def probes(signature: str, format: str, fixed: tuple[int | None, int | None, int
                 done.add((taken, numbers))
                 for kind in DTYPES:
                     yield from (Probe(signature, kind.name, taken, how, format) for how in numbers)
+
+
+def check_memory(signature: str, format: str, fixed: tuple[int | None, int | None, int | None]) -> None:
+    """Raise LimitError when there is no probe of these extents that fits."""
+    near = list(fixed)
+    while not any(probe.fits for probe in probes(signature, format, (near[0], near[1], near[2]))):
+        widest = max(range(3), key=lambda i: near[i] or 0)
+        near[widest] = (near[widest] or 0) // 2
+    if near != [*fixed]:
+        limit = f"probes that this machine's memory holds, {BYTES} bytes for each element"
+        value, nearest = (", ".join(f"{x} = {y}" for x, y in zip("mnk", z, strict=True) if y) for z in (fixed, near))
+        raise LimitError("m, n, k", limit=limit, value=value, nearest=nearest)
 
 
 def common(signature: str, format: str, fixed: tuple[int | None, int | None, int | None]) -> Iterator[Probe]:

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from ..base import arguments
+from ..base.limits import physical_memory
 from ..base.progress import Tell
 from ..contract import Contract, compare
-from ..errors import LayoutError, OptionError, ShapeError
+from ..errors import DTypeError, LayoutError, LimitError, OptionError, ShapeError
 from ..formats import reference
 from ..operands.tensors import on_host
 from ..problem.settings import stored
 from ..quant.encode import weight_format
 from .bank import MISTAKES
-from .case import Array, Blocks, GemmCall, StoredMatrix, check_floats, matrix_of, resized
+from .case import BYTES, Array, Blocks, GemmCall, StoredMatrix, check_floats, matrix_of, resized
 from .diagnosis import Cause, Diagnosis
 from .groups import Product, diagnosed
 from .orders import follows, order_of
@@ -85,8 +86,8 @@ def diagnose(
 
     Raises
     ------
-    ShapeError, DTypeError, LayoutError, OptionError
-        The description contradicts itself. Nothing was looked at.
+    ShapeError, DTypeError, LayoutError, OptionError, LimitError
+        The description contradicts itself, or the memory does not hold so many items. Nothing was looked at.
 
     Notes
     -----
@@ -94,6 +95,7 @@ def diagnose(
     """
     said: dict[str, Any] = {"alpha": alpha, "beta": beta, "trans_a": trans_a, "trans_b": trans_b, "bias": bias}
     said |= {"format": format, "row_stride": row_stride, **view}
+    pairs = arguments.flag("pairs", pairs)
     tf32 = contract is not None and Contract.parse(contract).arithmetic.startswith("tf32:")
 
     def alone(case: GemmCall, buffers: list[Array], both: bool) -> Diagnosis:
@@ -235,9 +237,13 @@ def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[
         raise ShapeError("m, n, k", limit="at least 0", value=[m, n, k], nearest=[max(0, x) for x in (m, n, k)])
     order = arguments.one_of("order", view.pop("order", "F"), ("F", "C"), "F, column-major")
     listed = [len(found) for x in "abc" if (found := arguments.items(view.get(f"offset_{x}", 0))) is not None]
-    count = arguments.whole("batch_count", view.pop("batch_count", listed[0] if listed else 1))
+    count = _whole("batch_count", view, listed[0] if listed else 1)
     if count < 1:
         raise ShapeError("batch_count", limit="at least 1", value=count, nearest=1)
+    most = max(1, physical_memory() // (BYTES * max(1, m * k, k * n, m * n)))
+    if count > most:
+        limit = f"at most {most} of this size, which this machine's memory holds"
+        raise LimitError("batch_count", limit=limit, value=count, nearest=most)
     stored = {"a": (k, m) if ta == "T" else (m, k), "b": (n, k) if tb == "T" else (k, n), "c": (m, n)}
     matrices = []
     for name, flat, trans in (("a", a, ta), ("b", b, tb), ("c", runs[0], "N")):
@@ -251,7 +257,11 @@ def _viewed(runs: list[Array], a: Array, b: Array, ta: str, tb: str, view: dict[
 
 
 def _whole(name: str, view: dict[str, Any], usual: int) -> int:
-    return arguments.whole(name, view.get(name, usual))
+    """A whole number of a view, or the usual one where there is none. Raises DTypeError."""
+    found = arguments.counted(given := view.get(name, usual))
+    if found is None:
+        raise DTypeError(name, limit="a whole number", value=arguments.shown(given), nearest=usual)
+    return found
 
 
 def _offsets(name: str, view: dict[str, Any], step: int, count: int) -> list[int]:

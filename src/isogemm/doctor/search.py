@@ -242,7 +242,7 @@ def _noise(whole: _Seen, right: Simulated) -> tuple[Cause, ...]:
     """Errors like those of a sum in a type of few digits, in an order that nobody simulated."""
     wide = whole.observed.astype(np.float64)
     error = wide - right.value
-    if not np.isfinite(error).all() or error.size < 16 or np.mean(~whole.fine) < SPREAD:
+    if not np.isfinite(error).all() or not right.noise.all() or error.size < 16 or np.mean(~whole.fine) < SPREAD:
         return ()
     sums = right.noise / EPS  # sqrt(K) times what a sum passes through
     follows = abs(np.corrcoef(error, right.value)[0, 1]) if right.value.std() and error.std() else 1.0

@@ -15,6 +15,7 @@ from ...operands.tensors import memory
 from ..bench import NotApplicable
 from ..cases import Outcome, changes, json_number
 from ..data import Array
+from ..providers import first_line
 from .relations import ModelRelation, ModelScope, Params
 from .runs import STRIDE, ModelRun, Prompts
 from .subject import Rows, Subject
@@ -182,7 +183,7 @@ class Evaluation:
             place = _module_of(module, traces[0])
             return place, module, *self._operator(runs, place)
         except Exception as error:
-            return "", None, None, f"the place was not found: {type(error).__name__}: {error}"
+            return "", None, None, f"the place was not found: {type(error).__name__}: {first_line(error)}"
 
     def _traces(self, runs: tuple[ModelRun, ModelRun], inside: str | None) -> list[Trace]:
         traces = []
@@ -246,8 +247,7 @@ def evaluate(evaluation: Evaluation, relation: ModelRelation, case: ModelCase) -
     except NotApplicable as why:
         return Outcome("n/a", reason=str(why))
     except (Exception, SystemExit) as error:
-        text = (str(error).splitlines() or [""])[0]
-        return Outcome("failed", reason=f"{type(error).__name__}: {text}"[:300])
+        return Outcome("failed", reason=f"{type(error).__name__}: {first_line(error)}"[:300])
 
 
 def _common(left: Rows, right: Rows) -> tuple[Array, Array, Array]:

@@ -122,6 +122,33 @@ def test_a_config_with_linears_that_are_not_listed_is_refused(tmp_path, key, few
         read_config(str(path))
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("head_dim", x) for x in (-1, 1.9, "64", [1], float("nan"), float("inf"), 10**400)),
+        *(("num_key_value_heads", x) for x in (-2, 3, True)),
+        *(("moe_intermediate_size", x) for x in (-1, "768")),
+        *(("vocab_size", x) for x in (10**400, 0)),
+        *(("text_config", x) for x in (3, ["hidden_size"])),
+        *(("q_lora_rank", x) for x in (float("nan"), 1.5)),
+    ],
+    ids=lambda x: str(x)[:30],
+)
+def test_a_field_of_a_config_that_is_no_size_is_refused_by_name(tmp_path, key, value):
+    sizes = {
+        "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_hidden_layers": 2,
+        "vocab_size": 1000, "num_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(sizes | dict.fromkeys((key, "num_key_value_heads", "text_config"))))
+    if key not in sizes:
+        found = read_config(str(path))
+        assert (found.kv_heads, found.head_dim, found.expert_intermediate) == (4, 64, 512)
+    path.write_text(json.dumps(sizes | {key: value}))
+    with pytest.raises(OptionError, match=f"{key} in .*config.json: limit"):
+        read_config(str(path))
+
+
 def test_models_are_an_attribute_of_the_package():
     assert isogemm.models.model("qwen3 4b") is MODELS["Qwen3-4B"]
     assert "models" in dir(isogemm)

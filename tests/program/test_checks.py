@@ -35,6 +35,17 @@ def test_what_is_saved_is_read_again(made, tmp_path):
     assert (again.plan, again.layout) == (made.plan, made.layout)
 
 
+def test_a_folder_holds_the_program_of_one_phase(made, tmp_path):
+    made.save(made.save(tmp_path))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    with pytest.raises(OptionError, match=rf"{tmp_path}, which has train_exec_plan\.json; .*: {tmp_path}-decode"):
+        program(phase="decode").save(tmp_path)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+    (tmp_path / "decode_exec_plan.json").write_text("{}")
+    with pytest.raises(OptionError, match=r"which has train_exec_plan\.json, decode_exec_plan\.json"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize("below", ["", "plan"])
 def test_a_file_in_the_place_of_the_folder_is_refused(made, below, tmp_path):
     file = tmp_path / "file"
@@ -60,6 +71,9 @@ def test_sizes_may_be_of_another_library(tmp_path):
         ({"threads": 0}, "threads: limit: a whole number of at least 1"),
         ({"threads": 2.0}, "threads: limit: a whole number of at least 1"),
         ({"threads": 10**9}, "threads: limit: at most 1023"),
+        ({"model": MODEL.to_dict() | {"num_hidden_layers": 2**40}}, "num_hidden_layers: limit: at most 256"),
+        ({"model": MODEL.to_dict() | {"vocab_size": 10**400}}, "vocab_size: limit: at most 2147483647"),
+        ({"model": MODEL.to_dict() | {"head_dim": 10**400}}, "head_dim: limit: at most 2147483647"),
     ],
 )
 def test_sizes_beyond_any_plan_are_refused_at_once(sizes, said):
@@ -278,4 +292,47 @@ def test_more_threads_than_the_plan_has_are_found(made):
     plan, layout = files(made)
     plan["ops"][3]["dispatch"]["threads"] = 3
     with pytest.raises(OptionError):
+        from_data(plan, layout)
+
+
+@pytest.mark.parametrize("tile", ["tile_m", "tile_n"])
+def test_tiles_beyond_any_extent_are_found(made, tile):
+    for value in (2**62 + 1, 2**63, 10**400):
+        plan, layout = files(made)
+        plan["ops"][5]["dispatch"][tile] = value
+        with pytest.raises(OptionError, match=rf"ops\[5\]\.dispatch\.{tile}: .*; nearest legal choice: {2**62}"):
+            from_data(plan, layout)
+
+
+def test_the_largest_tiles_have_the_same_bits(made):
+    tiles = {call.name: {"tile_m": 2**62, "tile_n": 2**62} for call in made.lowered.calls}
+    found = program(choices=Choices(2, dispatch=tiles))
+    assert found.start(weights()).step(*tokens()) == made.start(weights()).step(*tokens())
+
+
+def test_a_kernel_without_a_field_is_found():
+    made = program(phase="decode", batch=1)
+    kernels = [op["isogemm"]["kernel"].get("strategy") for op in made.plan["ops"]]
+    i = next(i for i, kernel in enumerate(kernels) if kernel in ("gemv", "stream"))
+    plan, layout = files(made)
+    del plan["ops"][i]["isogemm"]["kernel"]["swapped"]
+    with pytest.raises(OptionError, match=rf"ops\[{i}\]\.isogemm\.kernel\.swapped: limit: a field"):
+        from_data(plan, layout)
+
+
+@pytest.mark.parametrize("value", [10**400, float("inf"), float("nan"), -1.0], ids=lambda x: str(x)[:9])
+def test_a_time_that_is_no_number_is_found(made, value):
+    plan, layout = files(made)
+    plan["ops"][3]["isogemm"]["expected_us"] = value
+    with pytest.raises(OptionError, match=r"ops\[3\]\.isogemm\.expected_us"):
+        from_data(plan, layout)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("shared", False), ("offset", 64), ("bytes", 64), ("name", "grad_weights")]
+)
+def test_sections_are_as_their_tensors_have_them(made, field, value):
+    plan, layout = files(made)
+    layout["sections"][2][field] = value
+    with pytest.raises(OptionError, match=rf"sections\[\d\](\.{field})?: limit"):
         from_data(plan, layout)

@@ -175,7 +175,17 @@ def test_a_folder_without_studies_is_refused(isogemm, tmp_path):
     assert "folders of finished studies" in err
 
 
-@pytest.mark.parametrize("line", ["{", "3", '{"name": 1', '{"no": "name"}', "\udcff"])
+@pytest.mark.parametrize("name", ["index.html", "fake.json"])
+def test_a_folder_in_the_place_of_a_file_is_refused_before_the_work(isogemm, tmp_path, monkeypatch, name):
+    monkeypatch.setattr("isogemm.study.site.open_site", lambda device: pytest.fail("ceilings are measured"))
+    (tmp_path / name).mkdir()
+    status, _, err = isogemm("fake", "--out", str(tmp_path))
+    assert status == 2
+    assert "cannot write: limit: a writable file" in err
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("line", ["{", "3", '{"name": 1', '{"no": "name"}', '{"name": "ieee 128"}', "[]", "\udcff"])
 def test_a_damaged_row_is_named_by_file_and_line(isogemm, tmp_path, monkeypatch, line):
     isogemm("fake", "--out", str(tmp_path))
     (tmp_path / "fake.json").unlink()
@@ -198,6 +208,49 @@ def test_a_damaged_file_of_results_is_named(isogemm, tmp_path, damage):
     status, _, err = isogemm("report", str(tmp_path), "--out", str(tmp_path / "page"))
     assert status == 2
     assert str(tmp_path / "fake.json") in err
+
+
+def refused(isogemm, path, field):
+    page = path.parent / "page"
+    status, _, err = isogemm("report", str(path.parent), "--out", str(page))
+    assert status == 2
+    assert str(path) in err
+    assert field in err
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, None) for name in ("study", "site", "rows", "options", "left_out", "environment")),
+        ("rows", [{}]),
+        ("rows", [None]),
+        ("site", {}),
+        ("options", {"speed": 3}),
+    ],
+)
+def test_a_field_of_results_of_another_kind_is_named(isogemm, tmp_path, field, value):
+    isogemm("fake", "--out", str(tmp_path))
+    path = tmp_path / "fake.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    refused(isogemm, path, field)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *((name, None) for name in ("study", "machine", "options", "environment")),
+        ("machine", {}),
+        ("options", {"speed": 3}),
+    ],
+)
+def test_a_field_of_a_stamp_of_another_kind_is_named(isogemm, tmp_path, field, value):
+    isogemm("fake", "--out", str(tmp_path))
+    (tmp_path / "fake.json").unlink()
+    path = tmp_path / "rows.jsonl"
+    stamp, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([json.dumps(json.loads(stamp) | {field: value}), *rows, ""]))
+    refused(isogemm, path, field)
 
 
 def test_the_studies_are_listed(capsys, monkeypatch):

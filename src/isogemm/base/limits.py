@@ -32,14 +32,23 @@ def check_size(shape: Sequence[int], itemsize: int, memory: Callable[[], int]) -
 def check_extents(m: int, n: int, k: int, itemsize: int, items: int = 1) -> None:
     """Raise `ShapeError` when a matrix of a product, or so many of them, could not be addressed."""
 
-    def fits(m: int, n: int, k: int) -> bool:
-        return max(m * k, k * n, m * n) * itemsize * items <= _ADDRESSABLE
+    def size(m: int, n: int, k: int) -> int:
+        return max(m * k, k * n, m * n) * itemsize
 
-    near = [m, n, k]
-    while not fits(*near):
+    limit, near = "matrices of at most 2**63 - 1 bytes", [m, n, k]
+    if size(m, n, k) <= _ADDRESSABLE < size(m, n, k) * items:
+        raise ShapeError("batch", limit=f"{limit} in all", value=items, nearest=_ADDRESSABLE // size(m, n, k))
+    while size(*near) * items > _ADDRESSABLE and max(near) > 1:
         near[near.index(max(near))] //= 2
     if near != [m, n, k]:
-        raise ShapeError("m, n, k", limit="matrices of at most 2**63 - 1 bytes", value=(m, n, k), nearest=tuple(near))
+        raise ShapeError("m, n, k", limit=limit, value=(m, n, k), nearest=tuple(near))
+
+
+def at_most(name: str, size: int, most: int) -> int:
+    """`size`, if it is no more; else a `ShapeError`."""
+    if size > most:
+        raise ShapeError(name, limit=f"at most {most}", value=size, nearest=most)
+    return size
 
 
 @lru_cache(maxsize=1)

@@ -11,7 +11,7 @@ import typer
 from .._version import __version__
 from ..base.command_line import run_app
 from ..base.progress import progress_bar
-from ..errors import OptionError
+from ..errors import LimitError, OptionError
 from ..lab.admissions import admissions_command
 from . import program, quant
 from .audit import DID_NOT_RUN, audit_command
@@ -23,6 +23,8 @@ from .ops import ops_command
 from .options import Several, element, numbers, refuse_beside
 from .study import study_command
 from .warm import warm_command
+
+MOST_TRACED = 2**20  # k that one thread may walk over
 
 app = typer.Typer(
     name="isogemm",
@@ -161,8 +163,11 @@ def trace_command(
 
     dtype = SHORT_NAMES.get(dtype, dtype)
     three = partial(numbers, count=3, nearest="1,4096,4096")
-    found = backend("webgpu").trace(kernel, tuple(three("--shape", shape)), tuple(three("--thread", thread)), dtype)
-    typer.echo(str(found))
+    sizes, place = tuple(three("--shape", shape)), tuple(three("--thread", thread))
+    if sizes[2] > MOST_TRACED:
+        limit = f"at most {MOST_TRACED}, of which each k is listed"
+        raise LimitError("K to trace", limit=limit, value=sizes[2], nearest=MOST_TRACED)
+    typer.echo(str(backend("webgpu").trace(kernel, sizes, place, dtype)))
 
 
 @app.command("tune", epilog=examples("tune"))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..study.engine import RunOptions, StudyRun
 
 INTERRUPTED = 130
+PAGE = "index.html"
 
 
 def study_command(
@@ -74,7 +75,8 @@ def _run(name: str, device: str, out: str, options: RunOptions, limit: float) ->
     started, chosen, case = time.monotonic(), study(name), options.case
     folder = Path(out) if out else None if case else Path("studies") / f"{name}-{device}"
     if folder:
-        _check(folder / ROWS)
+        for file in (ROWS, f"{name}.json", PAGE):
+            _check(folder / file)
         whole_lines(folder / ROWS)  # to go on with
     try:
         with progress_bar() as tell, limited(options.threads):
@@ -129,7 +131,7 @@ def _report(folders: list[Path], out: Path) -> None:
 
     if not folders:
         raise OptionError("study report", limit="one folder or more", value="none", nearest="the --out of a study")
-    _check(out / "index.html")
+    _check(out / PAGE)
     runs = read_runs(folders)
     _write_page([*runs, *claims_of(runs)], out)
 
@@ -144,4 +146,4 @@ def _write_page(runs: list[StudyRun], folder: Path) -> None:
     except OptionError as error:
         typer.echo(f"No page yet: {error}; then the same command writes it from these rows")
         return
-    typer.echo(f"Page: {write_whole(folder / 'index.html', text)}")
+    typer.echo(f"Page: {write_whole(folder / PAGE, text)}")

@@ -7,12 +7,14 @@ the models' public configurations.
 from __future__ import annotations
 
 import difflib
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ..base import arguments
+from ..base.arguments import shown
 from ..base.disk import read_object
 from ..errors import OptionError
 
@@ -149,13 +151,17 @@ def read_config(path: str) -> Model:
     """
     path = arguments.path("path", path, "'config.json'")
     found = read_object("config", path, f"a config.json, or a named model as {next(iter(MODELS))}")
-    found = found.get("text_config", found)
+    found = found if found.get("text_config") is None else found["text_config"]
+    if not isinstance(found, dict):
+        raise OptionError(
+            f"text_config in {path}", limit="an object of JSON", value=shown(found), nearest="a decoder's config"
+        )
     for key, listed in _UNLISTED.items():
         value = found.get(key) or 0
-        if (len(value) if isinstance(value, list | str | dict) else value) > listed:
+        if not (len(value) if isinstance(value, list | str | dict) else value) <= listed:
             limit = f"at most {listed}: linears of such layers are not known here"
             raise OptionError(
-                f"{key} in {path}", limit=limit, value=value, nearest="a decoder whose layers are all alike"
+                f"{key} in {path}", limit=limit, value=shown(value), nearest="a decoder whose layers are all alike"
             )
     sizes = {name: _whole(found, key, path) for name, key in _KEYS.items()}
     heads = sizes["heads"]
@@ -163,19 +169,24 @@ def read_config(path: str) -> Model:
     if experts:
         sizes["experts"] = _whole(found, experts, path)
         sizes["experts_used"] = _whole(found, "num_experts_per_tok", path)
-        sizes["expert_intermediate"] = int(found.get("moe_intermediate_size") or sizes["intermediate"])
+        sizes["expert_intermediate"] = _whole(found, "moe_intermediate_size", path, sizes["intermediate"])
+    kv_heads = _whole(found, "num_key_value_heads", path, heads)
+    if heads % kv_heads:
+        what, limit = f"num_key_value_heads in {path}", f"a divisor of {heads}, the heads"
+        raise OptionError(what, limit=limit, value=kv_heads, nearest=math.gcd(heads, kv_heads))
     return Model(
         str(found.get("_name_or_path") or Path(path).absolute().parent.name),
         **sizes,
-        kv_heads=int(found.get("num_key_value_heads") or heads),
-        head_dim=int(found.get("head_dim") or sizes["hidden"] // heads),  # as transformers has it where none is named
+        kv_heads=kv_heads,
+        # as transformers has it where none is named
+        head_dim=_whole(found, "head_dim", path, max(1, sizes["hidden"] // heads)),
     )
 
 
-def _whole(found: dict[str, Any], key: str, path: str) -> int:
-    value = found.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise OptionError(
-            f"{key} in {path}", limit="a whole number of at least 1", value=value, nearest="a decoder's config"
-        )
+def _whole(found: dict[str, Any], key: str, path: str, otherwise: int = 0) -> int:
+    """A size; `otherwise`, where that is one, in the place of none or 0."""
+    value = (found.get(key) or otherwise) if otherwise else found.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
+        limit = "a whole number from 1 to 2**31 - 1"
+        raise OptionError(f"{key} in {path}", limit=limit, value=shown(value), nearest="a decoder's config")
     return value

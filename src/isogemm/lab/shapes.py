@@ -34,7 +34,7 @@ def read_shapes(path: str) -> list[LinearShape]:
         raise unreadable(path, error) from error
     try:
         rows = json.loads(text) if text.lstrip()[:1] in ("[", "{") else _csv_rows(text)
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError, csv.Error) as error:  # ValueError: no JSON, or a number without end
         raise unreadable(path, error) from error
     if not isinstance(rows, list) or not rows:
         raise ShapeError(
@@ -82,7 +82,7 @@ def _linear(row: object, path: str) -> LinearShape:
 
 def _size(value: object, row: object, path: str) -> int:
     text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    if not text.isdecimal() or not 1 <= int(text) < 2**31:
+    if not text.isdecimal() or len(text) > 10 or not 1 <= int(text) < 2**31:
         limit = "n,k[,name] with n and k from 1 to 2**31 - 1"
-        raise ShapeError(f"malformed shape in {path}", limit=limit, value=row, nearest=[4096, 2560])
+        raise ShapeError(f"malformed shape in {path}", limit=limit, value=str(row)[:80], nearest=[4096, 2560])
     return int(text)

@@ -247,8 +247,8 @@ def _read(kind: Any, x: Any, where: str) -> Any:
     if kind is str:
         return _of(str, x, where)
     if kind is int or kind is float:
-        if isinstance(x, bool) or not isinstance(x, (int, kind)) or not 0 <= x < math.inf:
-            raise _wrong(where, f"a {'whole ' * (kind is int)}number of at least 0", x)
+        if isinstance(x, bool) or not isinstance(x, (int, kind)) or not 0 <= x < 2**63:
+            raise _wrong(where, f"a {'whole ' * (kind is int)}number from 0 on, below 2**63", x)
         return kind(x)
     if kind is TunedRow:
         return _row(x, where)
@@ -257,7 +257,7 @@ def _read(kind: Any, x: Any, where: str) -> Any:
         return tuple([_read(item, y, f"{where}[{i}]") for i, y in enumerate(_of(list, x, where))])
     if get_origin(kind) is Mapping:
         key, value = get_args(kind)
-        if key is int and not all(map(str.isdecimal, _of(dict, x, where))):
+        if key is int and not all(name.isdecimal() and len(name) < 19 for name in _of(dict, x, where)):
             raise _wrong(where, "whole numbers as keys", list(x))
         return {key(name): _read(value, y, f"{where}.{name}") for name, y in _of(dict, x, where).items()}
     parts = _hints(kind)

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..base.arguments import shown
 from ..errors import OptionError
 
-MASKS = "causal, window:W, bool or added"
+DIGITS = 18  # of a window's keys: what they are counted in holds more
+MASKS = f"causal, window:W with at most {DIGITS} digits, bool or added"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,10 @@ class Mask:
     def parse(cls, text: str) -> Mask:
         """From ``window:128`` and the like; empty for none. Raises OptionError: no such mask."""
         kind, _, width = text.partition(":") if isinstance(text, str) else ("none", "", "")
-        if kind == "window" and width.isdecimal() and int(width):
+        if kind == "window" and width.isdecimal() and len(width) <= DIGITS and int(width):
             return cls(kind, int(width))
         if kind not in ("", "causal", "bool", "added") or width:
-            raise OptionError("mask", limit=MASKS, value=repr(text), nearest="causal")
+            raise OptionError("mask", limit=MASKS, value=shown(text), nearest="causal")
         return cls(kind)
 
     def offset(self, m: int, n: int) -> int | None:

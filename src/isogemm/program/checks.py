@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..base.arguments import shown
 from ..base.jit import source_stamp
 from ..errors import OptionError
-from .layout import ALIGN, CANARY, lifetimes, make_layout, span
+from .graph import SECTIONS
+from .layout import ALIGN, CANARY, lifetimes, make_layout, section, span
 from .lowering import Lowered
 from .plan import choices_of, make_plan
 
 # Fields of an operation that a planner may choose; everything else follows from the graph.
 FREE = ("tile_m", "tile_n", "threads")
+MOST_TILE = 2**62  # a tile that begins at 0 ends within 64 bits
+MOST_US = 1e18  # thirty thousand years
 
 
 def check(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str, Any]) -> None:
@@ -32,15 +36,11 @@ def check_plan(lowered: Lowered, plan: Mapping[str, Any]) -> None:
     for i, op in enumerate(plan["ops"]):
         for name in FREE:
             value = op["dispatch"][name]
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                _refuse(f"ops[{i}].dispatch.{name}", "a whole number of at least 1", value, 1)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST_TILE:
+                near = MOST_TILE if isinstance(value, int) and value > MOST_TILE else 1
+                _refuse(f"ops[{i}].dispatch.{name}", f"a whole number from 1 to {MOST_TILE}", shown(value), near)
         if op["dispatch"]["threads"] > limit:
             _refuse(f"ops[{i}].dispatch.threads", f"at most runtime.threads, {limit}", op["dispatch"]["threads"], limit)
-        kernel = op["isogemm"].get("kernel") or {}
-        if kernel.get("strategy") in ("gemv", "stream"):
-            tile, extent = ("tile_n", op["shape"]["n"]) if kernel["swapped"] else ("tile_m", op["shape"]["m"])
-            if op["dispatch"][tile] < extent:
-                _refuse(f"ops[{i}].dispatch.{tile}", f"{extent}: this kernel takes all", op["dispatch"][tile], extent)
     _same("ops", [call.name for call in lowered.calls], [op["name"] for op in plan["ops"]])
     for i, (call, op) in enumerate(zip(lowered.calls, plan["ops"], strict=True)):
         if call.axis == "none" and (op["dispatch"]["tile_m"] < call.extent or op["dispatch"]["threads"] > 1):
@@ -53,9 +53,19 @@ def check_plan(lowered: Lowered, plan: Mapping[str, Any]) -> None:
     wanted = make_plan(
         lowered, choices_of(plan), {k: v for k, v in plan["isogemm"].items() if k not in ("leaf", "kernels", "numbers")}
     )
-    for one, other in zip(wanted["ops"], plan["ops"], strict=True):  # nobody computes with an expectation
-        one["isogemm"]["expected_us"] = other["isogemm"].get("expected_us")
+    for i, (one, other) in enumerate(zip(wanted["ops"], plan["ops"], strict=True)):
+        us = other["isogemm"].get("expected_us")  # nobody computes with it
+        if not isinstance(us, int | float) or not 0 <= us <= MOST_US:
+            limit = f"a number from 0 to {MOST_US:.0e}"
+            _refuse(f"ops[{i}].isogemm.expected_us", limit, shown(us), one["isogemm"]["expected_us"])
+        one["isogemm"]["expected_us"] = us
     _same("", wanted, plan)
+    for i, op in enumerate(plan["ops"]):
+        kernel = op["isogemm"]["kernel"]
+        if kernel.get("strategy") in ("gemv", "stream"):
+            tile, extent = ("tile_n", op["shape"]["n"]) if kernel["swapped"] else ("tile_m", op["shape"]["m"])
+            if op["dispatch"][tile] < extent:
+                _refuse(f"ops[{i}].dispatch.{tile}", f"{extent}: this kernel takes all", op["dispatch"][tile], extent)
 
 
 def _same(path: str, wanted: Any, found: Any) -> None:
@@ -120,7 +130,13 @@ def check_layout(lowered: Lowered, plan: Mapping[str, Any], layout: Mapping[str,
     _check_apart(layout, lives, {name: i for name, (i, _) in entries.items()})
     for name in ("schema", "align", "canary", "lower_bound"):
         _same(name, wanted[name], layout[name])
-    _check_sections(layout)
+    places = {name: entry["offset"] - CANARY for name, (_, entry) in entries.items()}
+    _same("sections", sorted(SECTIONS), sorted(each["name"] for each in layout["sections"]))
+    for i, each in enumerate(layout["sections"]):
+        _same(f"sections[{i}]", section(each["name"], lowered.values, places), each)
+    last = max(each["offset"] + each["bytes"] for each in layout["sections"])
+    if layout["bytes"] != last:
+        _refuse("bytes", "the end of the last tensor", layout["bytes"], last)
 
 
 def _check_apart(layout: Mapping[str, Any], lives: Mapping[str, tuple[int, int]], place: Mapping[str, int]) -> None:
@@ -135,21 +151,6 @@ def _check_apart(layout: Mapping[str, Any], lives: Mapping[str, tuple[int, int]]
                 limit = f"apart from {other}, which lives too in operations {first} to {last}"
                 _refuse(f"tensors[{place[name]}].offset", limit, begin + CANARY, other_end + CANARY)
         active.append((begin, end, name))
-
-
-def _check_sections(layout: Mapping[str, Any]) -> None:
-    """Sections are just what their tensors cover, and the allocation ends with the last."""
-    last = 0
-    for i, section in enumerate(layout["sections"]):
-        some = [span(entry) for entry in layout["tensors"] if entry["section"] == section["name"]]
-        begin, end = min((b for b, _ in some), default=0), max((e for _, e in some), default=0)
-        if (section["offset"], section["bytes"]) != (begin, end - begin):
-            _refuse(
-                f"sections[{i}]", "what its tensors cover", (section["offset"], section["bytes"]), (begin, end - begin)
-            )
-        last = max(last, end)
-    if layout["bytes"] != last:
-        _refuse("bytes", "the end of the last tensor", layout["bytes"], last)
 
 
 def _refuse(where: str, limit: object, value: object, nearest: object) -> None:

@@ -58,7 +58,7 @@ def lower_bound(values: Mapping[str, Value], lives: Mapping[str, tuple[int, int]
 def make_layout(values: Mapping[str, Value], ops: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The layout of the values of a plan's operations, as plain data; offsets count from the allocation's start."""
     lives = lifetimes(values, ops)
-    order = [v for section in SECTIONS if section not in SHARED for v in values.values() if v.section == section]
+    order = [v for name in SECTIONS if name not in SHARED for v in values.values() if v.section == name]
     places: dict[str, int] = {}
     end = 0
     for value in order:
@@ -77,7 +77,7 @@ def make_layout(values: Mapping[str, Value], ops: Sequence[Mapping[str, Any]]) -
         "align": ALIGN,
         "canary": CANARY,
         "lower_bound": lower_bound(values, lives),
-        "sections": [_section(name, values, places) for name in SECTIONS],
+        "sections": [section(name, values, places) for name in SECTIONS],
         "tensors": [_tensor(value, places[value.name] + CANARY, lives[value.name]) for value in values.values()],
     }
 
@@ -92,7 +92,7 @@ def _put(placed: list[tuple[int, int, int, int]], life: tuple[int, int], size: i
     return at
 
 
-def _section(name: str, values: Mapping[str, Value], places: Mapping[str, int]) -> dict[str, Any]:
+def section(name: str, values: Mapping[str, Value], places: Mapping[str, int]) -> dict[str, Any]:
     """Where a section begins and ends; those that share memory overlap."""
     some = [(places[v.name], places[v.name] + slot(v.size)) for v in values.values() if v.section == name]
     begin, end = min((b for b, _ in some), default=0), max((e for _, e in some), default=0)

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 from fnmatch import fnmatchcase
-from math import inf
+from sys import float_info
 from typing import Any
 
 from ..backends.cpu.quant.layout import COLUMNS
 from ..base.arguments import extent, number, shown
+from ..base.limits import at_most
 from ..errors import OptionError, ShapeError
 from ..quant.encode import weight_format
 
 ARCHITECTURES = {"qwen3": {"head_norms": True}, "llama": {"head_norms": False}}  # and what else they are
+MOST_SIZE, MOST_LAYERS, MOST_NUMBER = 2**31 - 1, 2**8, float_info.max  # a plan names every layer's operations
 NORMS, MLPS = ("rms_norm", "layer_norm"), ("silu_mul", "gelu")
 # Names in a checkpoint of transformers, by the norm; those of TURNED are stored [k, n] there, as Conv1D has them.
 KNOWN = {
@@ -69,7 +71,8 @@ class DecoderConfig:
     Raises
     ------
     ShapeError
-        A size is not a whole number of at least 1, heads are no multiple of the heads of keys, or a head is odd.
+        A size is not a whole number from 1 to `MOST_SIZE`, there are more layers than `MOST_LAYERS`, heads are no
+        multiple of the heads of keys, or a head is odd.
     OptionError
         A number or flag that is none, a norm or MLP of no such kind, or queries, keys and values in one weight with
         rope or norms of heads.
@@ -96,15 +99,17 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                      "num_key_value_heads", "head_dim"):  # fmt: skip
-            object.__setattr__(self, name, extent(name, getattr(self, name)))
+            most = MOST_LAYERS if name == "num_hidden_layers" else MOST_SIZE
+            object.__setattr__(self, name, at_most(name, extent(name, getattr(self, name)), most))
         heads, shared = self.num_attention_heads, self.num_key_value_heads
         if heads % shared:
             raise ShapeError("num_attention_heads", limit=f"a multiple of {shared}", value=heads, nearest=shared)
         for name in ("rms_norm_eps", "rope_theta", "dropout"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_NUMBER:
                 usual = DecoderConfig.__dataclass_fields__[name].default
-                raise OptionError(name, limit="a number of at least 0", value=repr(value), nearest=usual)
+                raise OptionError(name, limit="a number of at least 0", value=shown(value), nearest=usual)
+            object.__setattr__(self, name, float(value))
         if self.rope_theta == 0:
             raise OptionError("rope_theta", limit="a positive number", value=self.rope_theta, nearest=10000.0)
         for name in ("tie_word_embeddings", "head_norms", "bias", "fused_qkv"):
@@ -113,7 +118,7 @@ class DecoderConfig:
         for name, legal in (("norm", NORMS), ("mlp", MLPS)):
             if getattr(self, name) not in legal:
                 raise OptionError(name, limit=" or ".join(legal), value=getattr(self, name), nearest=legal[0])
-        object.__setattr__(self, "positions", extent("positions", self.positions, 0))
+        object.__setattr__(self, "positions", at_most("positions", extent("positions", self.positions, 0), MOST_SIZE))
         if self.fused_qkv and (self.head_norms or not self.positions):
             limit = "False with rope or norms of heads"
             raise OptionError("fused_qkv", limit=limit, value=True, nearest=False)
@@ -242,8 +247,8 @@ def decoder(given: Any) -> DecoderConfig:
     for name, value, plain in (("rope_type", kind_of, "default"), ("partial_rotary_factor", whole, 1.0)):
         if value not in (plain, None):
             raise OptionError(name, limit=plain, value=value, nearest=plain)
-    theta = rotation.get("rope_theta", 10000.0) if data.get("rope_theta") is None else data["rope_theta"]
-    data["rope_theta"] = float(theta) if isinstance(theta, int) else theta
+    if data.get("rope_theta") is None:
+        data["rope_theta"] = rotation.get("rope_theta", 10000.0)
     _check_plain(data, {"attention_bias": False, "mlp_bias": False, "hidden_act": "silu", "use_sliding_window": False})
     names = {field.name for field in fields(DecoderConfig)}
     missing = sorted({f.name for f in fields(DecoderConfig) if f.default is MISSING} - set(data))

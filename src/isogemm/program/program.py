@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ..base.arguments import extent, flag, nearest, of_type, one_of, path
 from ..base.disk import read_object, write_whole
+from ..base.limits import at_most
 from ..base.threads import get_num_threads
 from ..contract.attention import LEAF
 from ..errors import IsogemmError, OptionError, ShapeError
@@ -74,10 +75,12 @@ class Program:
         Raises
         ------
         OptionError
-            The folder cannot be made or written into, for example where a file has its name.
+            The folder has a plan of another phase, or cannot be made or written into, as where a file has its name.
         """
         what = "folder of a program"
         place = Path(path(what, folder, "'plan'"))
+        if set(_phases(place)) - {self.phase}:
+            raise _several(place, f"{place}-{self.phase}")
         try:
             place.mkdir(parents=True, exist_ok=True)
             for name, data in ((PLAN_FILE, self.plan), (LAYOUT_FILE, self.layout)):
@@ -366,9 +369,8 @@ def _sizes(**sizes: Any) -> Iterable[int]:
     """Extents. Raises ShapeError: one is none, or a plan of them would be too long."""
     sizes = {name: extent(name, size) for name, size in sizes.items()}
     positions, threads = sizes["batch"] * sizes["tokens"], sizes["threads"]
-    for name, size, most in (("batch * tokens", positions, MOST_TOKENS), ("threads", threads, MOST_THREADS)):
-        if size > most:
-            raise ShapeError(name, limit=f"at most {most}", value=size, nearest=most)
+    at_most("batch * tokens", positions, MOST_TOKENS)
+    at_most("threads", threads, MOST_THREADS)
     return sizes.values()
 
 
@@ -405,20 +407,37 @@ def _patterns(model: DecoderConfig, quantize: str | Mapping[str, str | None] | T
     return {"*": patterns} if isinstance(patterns, str) else dict(patterns)
 
 
+def _phases(place: Path) -> list[str]:
+    """The phases that a folder has plans of."""
+    return [phase for phase, name in PLAN_FILE.items() if (place / name).is_file()]
+
+
+def _several(place: Path, nearest: str) -> OptionError:
+    """The error for a folder of which nobody could say which plan is meant."""
+    there = ", ".join(PLAN_FILE[phase] for phase in _phases(place))
+    return OptionError(
+        "folder of a program", limit="a plan of one phase", value=f"{place}, which has {there}", nearest=nearest
+    )
+
+
 def load(folder: str | Path) -> Program:
     """A program that `Program.save` wrote, or somebody else did, after all checks.
 
     Raises
     ------
     OptionError
-        A field is not what the schemas, the graph or the other fields say; the message names it and the reason.
+        A field is not what the schemas, the graph or the other fields say; the message names it and the reason. Or
+        the folder has no plan, or plans of several phases.
     """
     place = Path(path("folder of a program", folder, "'plan'"))
-    phase = next((phase for phase, name in PLAN_FILE.items() if (place / name).is_file()), None)
-    if phase is None:
+    phases = _phases(place)
+    if not phases:
         raise OptionError(
             "folder of a program", limit=" or ".join(PLAN_FILE.values()), value=place, nearest="the --out of lower"
         )
+    if len(phases) > 1:
+        raise _several(place, "a folder for each")
+    (phase,) = phases
     plan, layout = (read_object("file of a program", place / name[phase], "lower") for name in (PLAN_FILE, LAYOUT_FILE))
     return from_data(plan, layout)
 

@@ -11,6 +11,9 @@ from typing import Any
 from ..errors import OptionError
 
 ROWS = "rows.jsonl"
+# Of what kind fields are that every stamp has, and every row.
+STAMP = {"study": str, "options": dict, "machine": dict}
+ROW = {"name": str, "command": str, "facts": dict, "clock": str, "error": str | None, "absent": dict, "timings": dict}
 
 
 class Journal:
@@ -47,17 +50,23 @@ class Journal:
 
 def read_rows(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The stamp of a folder, and its rows so far; as `whole_lines`."""
-    stamp, *rows = whole_lines(folder / ROWS) or [{}]
-    for name in {"study", "machine", "options"} - set(stamp):
-        raise _damaged(folder / ROWS, 1, f"no {name}")
-    return stamp, rows
+    found = whole_lines(folder / ROWS)
+    if not found:
+        raise _damaged(folder / ROWS, 1, "no stamp")
+    return found[0], found[1:]
+
+
+def lacking(found: Any, kinds: Mapping[str, Any]) -> str:
+    """The first field that an object has not, or has of another kind, in words; empty where there is none."""
+    if not isinstance(found, dict):
+        return "no object of JSON"
+    wrong = (name for name, kind in kinds.items() if name not in found or not isinstance(found[name], kind))
+    return next((f"no {name}, or one of another kind" for name in wrong), "")
 
 
 def _damaged(path: Path, line: int, why: object) -> OptionError:
     value = f"{path}, line {line} ({why})"
-    return OptionError(
-        "rows of a study", limit="objects of JSON, each with a name", value=value, nearest="another --out"
-    )
+    return OptionError("rows of a study", limit="objects of JSON, each whole", value=value, nearest="another --out")
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
@@ -75,9 +84,10 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             found.append(json.loads(line))
-            found[-1]["study" if number == 1 else "name"]
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             raise _damaged(path, number, f"{type(error).__name__}: {error}") from error
+        if why := lacking(found[-1], STAMP if number == 1 else ROW):
+            raise _damaged(path, number, why)
     return found
 
 

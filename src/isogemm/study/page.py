@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from .catalog import study
 from .charts import measured
 from .declare import Figure
 from .engine import LATER, SCHEMA, RunOptions, StudyRun
-from .journal import ROWS, read_rows
+from .journal import ROW, ROWS, lacking, read_rows
 
+RUN = {"study": str, "site": dict, "rows": list, "options": dict, "left_out": dict, "environment": dict}
 LONG = 32  # characters of a cell that is a sentence
 LEFT = " class=left"  # a column that has one
 FEW = 3  # cases that are named
@@ -36,12 +38,7 @@ def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
                 "study report", limit="folders of finished studies", value=str(folder), nearest="the --out of a study"
             )
         for path in files:
-            content = read_json(path, schema=SCHEMA)
-            names = ("study", "site", "rows", "options", "left_out", "environment")
-            if missing := [name for name in names if name not in content]:
-                value = f"{path}, without {', '.join(missing)}"
-                raise OptionError("study report", limit="whole files of results", value=value, nearest="measure again")
-            found.append(StudyRun(**{name: content[name] for name in names}))
+            found.append(_whole(path, read_json(path, schema=SCHEMA)))
         found += [_unfinished(each) for each in stopped]
     return found
 
@@ -49,7 +46,27 @@ def read_runs(folders: Sequence[Path]) -> list[StudyRun]:
 def _unfinished(folder: Path) -> StudyRun:
     stamp, rows = read_rows(folder)
     left = {"the cases after these": f"the run was stopped; its command {LATER}"}
-    return StudyRun(stamp["study"], stamp["machine"], rows, stamp["options"], left, stamp.get("environment", {}))
+    return _whole(folder / ROWS, {"environment": {}, **stamp, "site": stamp["machine"], "rows": rows, "left_out": left})
+
+
+def _whole(path: Path, content: dict[str, Any]) -> StudyRun:
+    """The run that a file has. Raises OptionError: it lacks a field, or has one of another kind."""
+    why = lacking(content, RUN) or next(_inside(content), "")
+    if why:
+        value = f"{path}, {why}"
+        raise OptionError("study report", limit="whole files of results", value=value, nearest="measure again")
+    return StudyRun(**{name: content[name] for name in RUN})
+
+
+def _inside(content: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong within the fields of a run, in words."""
+    parts: list[tuple[Any, Mapping[str, Any], str]] = [
+        (content["site"], {"device": str, "name": str}, "site, the machine")
+    ]
+    parts += [(row, ROW, f"rows[{i}]") for i, row in enumerate(content["rows"])]
+    yield from (f"{why}, in {where}" for found, kinds, where in parts if (why := lacking(found, kinds)))
+    known = {option.name for option in fields(RunOptions)}
+    yield from (f"no such option in options: {name}" for name in content["options"] if name not in known)
 
 
 def page(runs: Sequence[StudyRun]) -> str:

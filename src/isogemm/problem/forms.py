@@ -13,7 +13,7 @@ from ..base.arguments import shown
 from ..errors import OptionError
 
 DIGITS = 18  # of a window's keys: what they are counted in holds more
-MASKS = f"causal, window:W with at most {DIGITS} digits, bool or added"
+MASKS = f"causal, window:W, bool or added, W of at most {DIGITS} digits"
 
 
 @dataclass(frozen=True, slots=True)

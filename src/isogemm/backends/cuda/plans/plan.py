@@ -24,7 +24,8 @@ from ..gemm.model import together
 SCHEMA = "isogemm.device_plan.v2"
 OTHERS = 3  # alternatives that are named on either side of the kernel
 # Microseconds that a kernel takes besides what memory takes for its operands, and how wholly that overlaps with what
-# its model says: 5,843 times that memory bounds, on H200s, are as expected to 11 % (root mean square), not 29.
+# its model says: of Hopper's kernels within 15 % of the fastest of a product, in benchmarks/results/gpu-h200-*.jsonl,
+# 5,843 times that memory bounds are as expected to 11 % (root mean square of logarithms, by hand), not 29.
 BEGUN, WHOLLY = 2.2, 6.0
 NEAR = 4.0  # ratio of bounds within which a measured time is scaled: below, what a launch costs would be scaled too
 

@@ -118,7 +118,7 @@ class Preparing:
         listed = [c for c in family.shortlist(product, self.candidates.device) if Use(name, c) not in done][:ALGORITHMS]
         if plain is None or not listed:
             return
-        each = 3e-3 * (plain.expected_us or 0.0)  # milliseconds: three kinds of operands
+        each = 4e-3 * (plain.expected_us or 0.0)  # milliseconds: four kinds of operands
         ends = sorted({kind.low, product.m, kind.high})
         if each * len(ends) * (1 + len(listed)) > CHECKED_MS:
             ends = [product.m]

@@ -60,7 +60,7 @@ class TuningBench(Protocol):
         ...
 
     def differing(self, product: Product, one: Launch, other: Launch) -> int:
-        """Output elements that differ between two kernels, on random, cancelling and all-ones operands."""
+        """Output elements that differ between two kernels, on operands of several kinds that show how sums are made."""
         ...
 
     def ceilings(self) -> DeviceLimits:

@@ -71,7 +71,7 @@ class GpuBench:
         return times
 
     def differing(self, product: Product, one: Launch, other: Launch) -> int:
-        """Output elements that differ, over random, cancelling and all-ones operands."""
+        """Output elements that differ, over operands of several kinds that show how sums are made."""
         found = self._here.chooser.live.bench.differing(product, one, [other])
         if found is None:
             raise MemoryError(f"no room to compare kernels on {product.m} x {product.n} x {product.k}")

@@ -210,7 +210,9 @@ def test_a_comparison_takes_a_part_of_what_is_free(monkeypatch):
             mem_get_info=lambda device: (free, 2**40), memory_reserved=lambda device: reserved,
             memory_allocated=lambda device: allocated,
         )  # fmt: skip
-        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, OutOfMemoryError=Lacking))
+        pretended = SimpleNamespace(cuda=cuda, OutOfMemoryError=Lacking, Generator=lambda **_: None, device=str.format)
+        monkeypatch.setitem(sys.modules, "torch", pretended)
+        monkeypatch.setattr(live.facts, "current_stream", lambda device: 0)
         monkeypatch.setattr(live.compare, "differing", differing)
         return live.CudaLive(0).differing(linear(16, 64, 64), None, [None])
 

@@ -148,9 +148,7 @@ class CudaLive:
 
     def operands(self, product: Product) -> tuple[Any, Addresses]:
         """Normal values."""
-        import torch
-
-        return compare.operands(product, "normal", torch.Generator(device=torch.device("cuda", self.device)))
+        return compare.operands(product, "normal", self._generator())
 
     def synchronize(self) -> None:
         """Wait for the device."""
@@ -167,9 +165,14 @@ class CudaLive:
         if compare.nbytes(product) > SHARE * free:
             return None
         try:
-            return compare.differing(product, ours, others, self.device)
+            return compare.differing(product, ours, others, self._generator(), facts.current_stream(self.device))
         except torch.OutOfMemoryError:
             return None
+
+    def _generator(self) -> Any:
+        import torch
+
+        return torch.Generator(device=torch.device("cuda", self.device))
 
 
 class CudaRound:

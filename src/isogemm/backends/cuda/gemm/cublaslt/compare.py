@@ -1,7 +1,9 @@
 """A library's algorithms against a kernel of ours, on the device: the product itself, on operands that show an order.
 
-Three kinds of operands: normal ones; ones whose products cancel in pairs along K, half of K apart, so that what is
-added in another order leaves other roundings; and ones alone, whose sums grow past what is exact in 16 bits.
+Four kinds of operands: normal ones; ones whose products cancel in pairs along K, half of K apart, so that what is
+added in another order leaves other roundings; ones alone, whose sums grow past what is exact in 16 bits; and tiny ones,
+which show whether subnormal numbers and the sign of zero are kept (cuBLASLt 13.1.0 has kernels that pass the others and
+not these: for k 1 of 16 bits those with ids 12 and 16, for float32 those with id 55).
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from typing import Any
 
 from .....base.dtypes import ITEMSIZE
 from .....problem.product import Addresses, Launch, Product
-from ...driver.facts import current_stream
 
-KINDS = ("normal", "cancelling", "ones")
+KINDS = ("normal", "cancelling", "ones", "tiny")
 SEED = 1
+# What normal values are multiplied with to be tiny, row by row in turns: some products are subnormal in the result's
+# type, or underflow. Those of float16 are never so small in float32; there operands are subnormal.
+TINY = {"float32": (2.0**-66, 2.0**-74), "bfloat16": (2.0**-66, 2.0**-74), "float16": (2.0**-20, 1.0)}
 
 
 def nbytes(product: Product) -> int:
@@ -25,11 +29,14 @@ def nbytes(product: Product) -> int:
     return p.batch * (2 * (a + b) + 3 * out + (0 if p.dtype_c is None else p.m * p.n * ITEMSIZE[p.dtype_c]))
 
 
-def differing(product: Product, ours: Launch, others: Sequence[Launch], device: int) -> list[int]:
-    """Elements of a packed product in which each of `others` differs from ours, over all kinds of operands."""
+def differing(product: Product, ours: Launch, others: Sequence[Launch], random: Any, stream: int) -> list[int]:
+    """Elements of a packed product in which each of `others` differs from ours, over all kinds of operands.
+
+    These are drawn by `random`, a generator of torch's, on its device.
+    """
     import torch
 
-    random = torch.Generator(device=torch.device("cuda", device)).manual_seed(SEED)
+    random.manual_seed(SEED)
     counts = [torch.zeros((), dtype=torch.int64, device=random.device) for _ in others]
     for kind in KINDS:
         held, at = operands(product, kind, random)
@@ -37,7 +44,7 @@ def differing(product: Product, ours: Launch, others: Sequence[Launch], device: 
         want = None
         for count, launch in zip((None, *counts), (ours, *others), strict=True):
             out = _like_out(product, product.dtype_out, random, "poison")
-            launch(at._replace(out=out.data_ptr()), current_stream(device))
+            launch(at._replace(out=out.data_ptr()), stream)
             if count is None:
                 want = out.view(words)
             else:
@@ -77,6 +84,8 @@ def _matrix(product: Product, which: str, kind: str, random: Any) -> Any:
         x = torch.ones(shape, dtype=dtype, device=where)
     else:
         x = torch.randn(shape, dtype=dtype, device=where, generator=random)
+    if kind == "tiny":
+        x[:, 0::2], x[:, 1::2] = (x[:, i::2] * factor for i, factor in enumerate(TINY[p.dtype_a]))
     if kind == "cancelling":
         half = p.k // 2
         x[..., half : 2 * half] = x[..., :half] if which == "a" else -x[..., :half]

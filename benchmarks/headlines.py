@@ -17,7 +17,7 @@ from .model.readme import changed
 __all__ = ["headlines"]
 
 MODEL, MODEL_COMPILED = "gpu-h200-2026-11-29-model.json", "gpu-h200-2026-11-29-model-compiled.json"
-GPU = "gpu-h200-2026-11-21.json"
+GPU = "gpu-h200-2026-12-01.json"
 # Days and seeds of drawn products whose kernels the models chose, and those of which they were timed live.
 CHOSEN = tuple(("2026-11-30", seed) for seed in (1201, 1203, 1211))
 TIMED = tuple(("2026-11-30", seed) for seed in (1202, 1212, 1213))

@@ -56,8 +56,8 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
         out.append(f"| {words} | " + " | ".join(_cell(cells, peer) for _, peer in PEERS) + " |")
     out += [
         "",
-        "torch with split-K off is what its own switches give. Where its pick is poor (up to 15 times), cuBLASLt has",
-        "better algorithms with K in one piece, which compete among our kernels.",
+        "torch with split-K off is what its own switches give. Where its pick is poor, cuBLASLt has better algorithms",
+        "with K in one piece, which compete among our kernels.",
         "",
         "| against the fastest of torch's own ways | |",
         "|---|---|",

@@ -73,6 +73,34 @@ class Compiled:
         heads = [line.split(".")[0] for line in self.machine_code]
         return tuple(map(heads.count, names))
 
+    def hasty(self, *, ahead: bool = False) -> list[int]:
+        """Arrivals at a barrier, and copies by the engine, while values of a buffer are on their way to registers.
+
+        Such a load may wait behind others' traffic until the engine has filled the buffer again. Loads that a fence
+        has passed are done; with `ahead` those after the last wait for a barrier are of the next buffer.
+        """
+        waiting: dict[tuple[int, ...], bool] = {}  # registers that are loaded, and whether from the buffer to be left
+        found = list[int]()
+        for i, line in enumerate(self.instructions):
+            name, _, rest = re.sub(r"^@!?U?P\w+\s+", "", line).partition(" ")
+            if name.startswith("SYNCS.PHASECHK") and "TRYWAIT" in name:
+                waiting = dict.fromkeys(waiting, True)
+            elif name.startswith("FENCE.VIEW.ASYNC") or line.startswith(("BRA ", "EXIT", "RET")):  # or from elsewhere
+                waiting = {}
+            elif name.startswith(("UBLKCP", "UTMALDG")) or (name.startswith("SYNCS.ARRIVE") and "A1T0" in name):
+                found += [i] if any(waiting.values()) else []
+            written, _, read = rest.partition(",") if not name.startswith(("ST", "RED", "ATOM")) else ("", "", rest)
+            operands = {int(register) for register in re.findall(r"\bR(\d+)", read)}
+            if re.match(r"[HIQ]G?MMA|ST\w*\.128|STSM", name):  # groups of registers
+                operands = {register + j for register in operands for j in range(4)}
+            waiting = {loaded: left for loaded, left in waiting.items() if not operands & set(loaded)}
+            if name.startswith("LDS") and (first := re.match(r"\s*R(\d+)", written)):
+                width = 4 if re.search(r"\.128|\.4$", name) else 2 if re.search(r"\.64|\.2$", name) else 1
+                loaded = tuple(range(int(first[1]), int(first[1]) + width))
+                waiting = {other: left for other, left in waiting.items() if not set(loaded) & set(other)}
+                waiting[loaded] = not ahead
+        return found
+
     @cached_property
     def parameters(self) -> tuple[int, ...]:
         """Bytes of each, in order: what the driver says of a loaded kernel."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.backends.cuda.device import BF16, Mode, draw, modes, same, torch
 
 import isogemm
-from isogemm.backends.cuda.gemm.choose import chooser
+from isogemm.backends.cuda.gemm.choose import FAMILIES, chooser
+from isogemm.contract.spec import Contract
 from isogemm.errors import DeviceError
+from isogemm.problem.product import Addresses, Launch, Product, Strides, alignment
 
 pytestmark = pytest.mark.gpu
 
@@ -150,6 +154,55 @@ def test_two_streams_at_once(mode: Mode) -> None:
     torch.cuda.synchronize()
     for got, expected in results:
         same(got, expected, mode)
+
+
+def beside_others(call: Callable[[], Any], want: Any, rounds: int) -> int:
+    """Results that differ, of calls on four streams at once, with other work between some of them."""
+    streams, other, differing = [torch.cuda.Stream() for _ in range(4)], torch.ones((256, 2048), device="cuda"), 0
+    for _ in range(rounds):
+        got = []
+        for i in range(32):
+            with torch.cuda.stream(streams[i % 4]):
+                got.append(call())
+                if i % 3 == 0:
+                    (other * 2).sum()
+        torch.cuda.synchronize()
+        differing += sum(not torch.equal(x, want) for x in got)
+    return differing
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(976, 512, 8192), (141, 4096, 4096), (97, 1000, 2049)], ids=str)
+def test_float32_kernels_beside_others(m: int, n: int, k: int) -> None:
+    """Loads from shared memory wait behind others' traffic; buffers are not filled again before they are done."""
+    family, x, w = FAMILIES.found["sgemm"], draw((m, k), "float32", 1), draw((n, k), "float32", 2)
+    align = alignment(x.data_ptr(), w.data_ptr(), most=128)
+    product = Product(
+        m, n, k, "float32", "float32", "float32", Contract.parse("fma/chain"), Strides(k, 1), Strides(1, k),
+        Strides(n, 1), align=align,
+    )  # fmt: skip
+    want = isogemm.linear(x, w)
+    torch.cuda.synchronize()
+    for config in family.configs(product)[:16]:
+        launch = family.bind(product, config, 0)
+
+        def call(launch: Launch = launch) -> Any:
+            y = torch.full((m, n), float("nan"), device="cuda")
+            at = Addresses(x.data_ptr(), w.data_ptr(), y.data_ptr())
+            launch(at, torch.cuda.current_stream().cuda_stream)
+            return y
+
+        assert beside_others(call, want, 6) == 0, config
+
+
+@pytest.mark.parametrize("activations", ["same", "q8"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
+def test_quantized_products_beside_others(name: str, activations: str) -> None:
+    w = isogemm.quantize(np.random.default_rng(1).standard_normal((1536, 4096), np.float32), name).to("cuda")
+    for m in (3, 40, 100, 300):
+        x = draw((m, 4096), BF16.dtype, m)
+        want = isogemm.linear(x, w, activations=activations)
+        call = functools.partial(isogemm.linear, x, w, activations=activations)
+        assert beside_others(call, want, 6) == 0, m
 
 
 def test_graphs_replayed_on_two_streams_at_once() -> None:

@@ -253,6 +253,7 @@ def test_rings_are_filled_past_registers_and_spill_nothing(kernels: Kernels):
         assert engine == boxed(posed[ring], tile) * sum(tile.k // 32 if along else 1 for along in deep), ring
         assert (copied > 0) == (engine == 0), ring
         assert kernel.spilled == 0, ring
+        assert engine == 0 or not kernel.hasty(), ring
         assert stored <= 1, ring  # of the parts that warps take
         copiers = 1 if {v for _, v in copies(posed[ring], tile)} == {4} else 2
         even = (tile.m * tile.n // (tile.thread_m * tile.thread_n) // 32 + copiers) % 2 == 0

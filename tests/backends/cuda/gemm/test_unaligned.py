@@ -121,6 +121,7 @@ def test_every_configuration_that_is_offered_stays_in_registers(kernels: Kernels
     for (product, config), (multiply, copy) in zip(asked, made, strict=True):
         assert (copy.name, multiply.name) == ("pad", "unaligned")
         assert copy.spilled == multiply.spilled == 0, (product, config)
+        assert not multiply.hasty(ahead=True), (product, config)
         products_made = 2 * 4 * int(config.split()[0].split("x")[2]) // 64
         assert multiply.machine_counts("HGMMA")[0] == products_made, (product, config)
 

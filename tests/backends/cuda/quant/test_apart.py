@@ -153,6 +153,7 @@ def test_products_do_not_wait_for_one_another(kernels, name):
         KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, 2048, 4096), None, 0)
     for kernel in kernels.loaded:
         assert kernel.spilled == 0
+        assert not kernel.hasty()
         code = "\n".join(kernel.instructions)
         left = [int(found, 16) for found in re.findall(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d+)", code)]
         assert left == [1, 0]

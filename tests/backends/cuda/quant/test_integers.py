@@ -11,6 +11,7 @@ from tests.quant.draws import KINDS, WEIGHTS, blocks, values
 
 import isogemm
 from isogemm.backends.cuda.driver.nvrtc import function_of
+from isogemm.backends.cuda.quant import few as quant_few
 from isogemm.backends.cuda.quant import floats
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.integers import activations, few, kernel, many, wide
@@ -311,6 +312,7 @@ def test_integer_kernels_round_each_step(kernels: Kernels) -> None:
         dots, fused, scaled = made.machine_counts("IMMA", "FFMA", "FMUL")
         sums = 0 if lay.format.block == 256 else scaled // (2 if lay.format.offset else 1)
         assert dots >= 8
+        assert not made.hasty(), name
         assert fused == scaled + sums > 0
         assert not {line for line in made.machine_code if line.startswith(("FADD", "FMUL", "FFMA")) and "FTZ" in line}
         assert made.spilled <= 16
@@ -326,6 +328,7 @@ def test_wide_kernels_round_each_step(kernels: Kernels, name: str, m: int, produ
     (made,) = kernels.loaded
     tensor, fused, scaled = made.machine_counts("HGMMA", "FFMA", "FMUL")
     assert tensor == products
+    assert not made.hasty()
     assert fused == (2 * scaled if name == "Q5_1" else scaled) > 0
     assert made.machine_code.count("WARPGROUP.DEPBAR.LE") <= tensor + 1
     assert not {line for line in made.machine_code if line.startswith(("FADD", "FMUL", "FFMA")) and "FTZ" in line}
@@ -351,4 +354,13 @@ def test_floats_are_one_chain(kernels: Kernels) -> None:
     fused, scaled, tensor = made.machine_counts("FFMA", "FMUL", "HMMA")
     assert fused == 4 * scaled > 0  # one product a weight, one step a weight and row
     assert tensor == 0
+    assert not made.hasty()
     assert made.spilled == 0
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "Q8_0"])
+def test_few_rows_leave_buffers_that_are_read(kernels: Kernels, name: str) -> None:
+    for m, n in ((3, 28672), (16, 4096)):
+        quant_few.KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, n, 4096), None, 0)
+    for made in kernels.loaded:
+        assert not made.hasty()

@@ -323,6 +323,7 @@ def test_products_do_not_wait_for_one_another(kernels, name):
         KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, 28672, 4096), None, 0)
     for kernel in kernels.loaded:
         assert kernel.spilled == 0
+        assert not kernel.hasty()
         found = [re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, (0x\d+)", line) for line in kernel.instructions]
         left = [int(wait[1], 16) for wait in found if wait]
         assert len(left) > 4

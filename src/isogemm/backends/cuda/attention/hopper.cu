@@ -145,7 +145,7 @@ DEVICE void clear_behind(u32 v, u32 step, int left, u32 thread, u32 turn) {
     const u32 piece = i & 7, row = left + (i >> 3) % (128 - left), chunk = (i >> 3) / (128 - left);
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(v + chunk * step + row * 128 + piece * 16), "r"(0) : "memory");
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_async_proxy();
   asm volatile("bar.sync %0, 128;" ::"r"(3 + turn) : "memory");
 }
 
@@ -255,7 +255,7 @@ attention_hopper(const __grid_constant__ Map map_q, const __grid_constant__ Map 
   }
   for (u32 at = threadIdx.x * 4; at < CHUNK; at += THREADS * 4)
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(base + ONES + at), "r"(KIND == 1 ? 0x3f803f80 : 0x3c003c00) : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_async_proxy();
   __syncthreads();
   wait_for_predecessor();
   const int rounds = plan.rounds();

@@ -69,6 +69,9 @@ DEVICE void drain(u32 empty, u32 stages, u32 stage, u32 parity) {
     if (++stage == stages) stage = 0, parity ^= 1;
   }
 }
+// Between what this thread loads from shared memory, or stores there, and what the copy engine or wgmma does there later. A barrier
+// alone does not order them: a load may wait behind other blocks' traffic for longer than a buffer takes to be filled again.
+DEVICE void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 DEVICE void barrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Turns among warpgroups: `take` blocks its 128 threads until the 128 of another have given.

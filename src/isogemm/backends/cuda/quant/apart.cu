@@ -71,7 +71,7 @@ struct Decoder {
         store_matrices(at + (e % KS) * W_BYTES + e / KS * 2048 + (chunk ^ j << 5), a);
       }
     }
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // wgmma reads it
+    fence_async_proxy();  // wgmma reads it
     __syncwarp();
     if (lane == 0) barrier_arrive(done + 8 * into);
   }

@@ -61,7 +61,7 @@ quant_dequantize(const __grid_constant__ Map out, const u8* w, i64 tile_bytes, i
     }
     if (OUT) store_matrices(memory + row * 128 + ((2 * j + (lane >> 4) ^ row & 7) << 4), a);
   }
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_async_proxy();
   __syncwarp();
   wait_for_predecessor();
   if (elected()) {

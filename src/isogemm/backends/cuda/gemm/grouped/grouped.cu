@@ -80,7 +80,7 @@ DEVICE void zero_behind(u32 at, int valid, u32 lane) {
 #pragma unroll 4
     for (u32 byte = 128 * valid + 16 * lane; byte < 8192; byte += 512)
       asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(chunk + byte), "r"(0) : "memory");
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  fence_async_proxy();
 }
 
 #if ACCUMULATE && !LEAVES

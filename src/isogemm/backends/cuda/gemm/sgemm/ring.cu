@@ -249,6 +249,7 @@ __device__ __forceinline__ int part_of_block() {
 
 // This warp has read what it wants of a buffer.
 __device__ __forceinline__ void leave(Turn& turn) {
+  if (BOXES) fence_async_proxy();
   __syncwarp();
   if (threadIdx.x % 32 == 0) barrier_arrive(turn.empty());
   turn.next();

@@ -196,6 +196,7 @@ quant_int_many(const u8* w, const u8* x_codes, const u8* x_scales, const u8* x_s
     }
     barrier_wait(full + 8 * s, i / STAGES & 1);
     c.walk(acc, memory + s * STAGE_BYTES, min(chunks - i * CHUNKS, CHUNKS));
+    fence_async_proxy();
     __syncwarp();
     if (lane == 0) barrier_arrive(empty + 8 * s);
   }

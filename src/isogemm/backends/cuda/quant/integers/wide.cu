@@ -120,6 +120,7 @@ struct Reader {
     return descriptor<false>(ring + at.stage * STAGE_BYTES) + (j * 32 >> 4);
   }
   __device__ __forceinline__ void release(u32 stage) const {
+    fence_async_proxy();
     __syncwarp();
     if (lane == 0) barrier_arrive(empty + 8 * stage);
   }

@@ -12,10 +12,12 @@ from isogemm.errors import OptionError
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.models import sweep  # noqa: E402
 from tests.torch.model.tiny import build, tokens  # noqa: E402
 from tests.torch.tensors import same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
+from isogemm.torch.model.convert import PARTS  # noqa: E402
 
 CHANGED = r"a converted model that was changed.*{}.*convert\(model\) again"
 
@@ -114,6 +116,36 @@ def test_other_changes_are_noticed():
         change(model)
         with pytest.raises(OptionError, match=CHANGED.format(said)):
             logits(model)
+
+
+@pytest.mark.parametrize("name", ["GPT2LMHeadModel", "LlamaForCausalLM", "FalconForCausalLM"])
+def test_weights_of_attention_are_refused(name):
+    """GPT-2 does not hand on what it is asked for; Falcon's own code has another way for it."""
+    model = sweep.build(name)
+    iso.convert(model)
+    before = logits(model)
+    with pytest.raises(OptionError, match=r"output_attentions.*without its part \"attention\""):
+        logits(model, output_attentions=True)
+    assert same(logits(model, output_attentions=False), before)
+    model.config._output_attentions = True
+    around = Around(model.base_model)
+    iso.convert(around)
+    for call in (model, around, copy.deepcopy(model)):
+        with torch.no_grad(), pytest.raises(OptionError, match="output_attentions"):
+            call(tokens(3, 9))
+    iso.restore(model)
+    assert not model._forward_pre_hooks
+    assert not model._forward_pre_hooks_with_kwargs
+
+
+def test_weights_of_attention_in_code_of_its_own():
+    for name, parts in (("LlamaForCausalLM", [x for x in PARTS if x != "attention"]), ("GPTJForCausalLM", PARTS)):
+        model = sweep.build(name)
+        model.set_attn_implementation("eager")
+        iso.convert(model, parts=parts)
+        with torch.no_grad():
+            found = model(tokens(3, 9), output_attentions=True).attentions
+        assert [list(x.shape) for x in found] == [[3, 4, 9, 9]] * 2
 
 
 def test_a_gate_that_is_no_silu_any_more_is_refused():

@@ -166,7 +166,7 @@ def convert(
     for child in module.modules() if fuse else ():
         if isinstance(child, Merging):
             child.merge()
-    watch(module, NAME, before)
+    watch(module, before)
     said = None if chosen is None else str(chosen)
     how = {"parts": list(wanted), "contract": said, "grad_order": order, "leave": list(leave)}
     vars(module).setdefault(quantizing.CALLS, []).append(how)

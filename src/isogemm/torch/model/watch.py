@@ -15,21 +15,21 @@ import torch
 
 from ...errors import OptionError
 from ...operands.tensors import run_as_it_is
+from .huggingface.modules import NAME, refuse_weights
 from .layers import Converted
 
 _NAME = "isogemm_watch"  # in the root's own attributes, so that copies and pickles have one of their own
 _SHOWN = 4  # modules that an error names
 
 
-def watch(root: Any, attention: str, before: Sequence[tuple[Any, str]] = ()) -> None:
-    """Keep what a model is now; `attention` is the name of the attention function that models are given.
-
-    `before` has the modules with a configuration, and the attention function that each had.
-    """
-    had = {id(module): (module, name) for module, name in (*before, *forget(root)) if name != attention}
+def watch(root: Any, before: Sequence[tuple[Any, str]] = ()) -> None:
+    """Keep what a model is now; `before` has the modules with a configuration, and the attention function of each."""
+    had = {id(module): (module, name) for module, name in (*before, *forget(root)) if name != NAME}
     if root._modules:
-        vars(root)[_NAME] = Watch(root, attention, list(had.values()))
+        known = vars(root)[_NAME] = Watch(root, list(had.values()))
         root.register_forward_pre_hook(_look)
+        for model in known.attending:
+            model.register_forward_pre_hook(_asked, with_kwargs=True)
 
 
 def forget(root: Any) -> list[tuple[Any, str]]:
@@ -39,23 +39,25 @@ def forget(root: Any) -> list[tuple[Any, str]]:
         known = vars(child).pop(_NAME, None)
         had += known.had if known is not None else ()
         for key, hook in list(child._forward_pre_hooks.items()):
-            if hook is _look:
+            if hook in (_look, _asked):
                 del child._forward_pre_hooks[key]
+                child._forward_pre_hooks_with_kwargs.pop(key, None)
     return had
 
 
 class Watch:
     """What a model was when `convert` left it: it holds the modules, whose identity nothing else then takes."""
 
-    def __init__(self, root: Any, attention: str, had: list[tuple[Any, str]]) -> None:
-        self.root, self.attention, self.had = root, attention, had
+    def __init__(self, root: Any, had: list[tuple[Any, str]]) -> None:
+        self.root, self.had = root, had
         self._keep()
 
     def _keep(self) -> None:
         modules = list(self.root.modules())
         self.families = [(module, dict(module._modules)) for module in modules if module._modules]
-        named = {id(vars(module)["config"]): module for module in modules if "config" in vars(module)}
-        self.attending = [module for module in named.values() if self._attention(module) == self.attention]
+        # The outermost of those that share a configuration.
+        named = {id(vars(module)["config"]): module for module in reversed(modules) if "config" in vars(module)}
+        self.attending = [module for module in named.values() if self._attention(module) == NAME]
 
     def _attention(self, module: Any) -> Any:
         name = getattr(module.config, "_attn_implementation", None)
@@ -68,7 +70,7 @@ class Watch:
                 break
         else:
             for module in self.attending:
-                if self._attention(module) != self.attention:
+                if self._attention(module) != NAME:
                     _refuse([f"the attention function is {self._attention(module)!r}"])
             return
         _refuse(self._strangers())
@@ -111,6 +113,11 @@ def _look(module: Any, inputs: Any) -> None:
         torch._dynamo.comptime.comptime(_compiled)  # compiled again where modules were changed; here without a guard
     else:
         known.check()
+
+
+def _asked(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Run before a model's forward method, for some hand on to attention only a part of what they are asked for."""
+    refuse_weights(kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)))
 
 
 run_as_it_is(_look.__code__)  # else torch compiles it on its own, and code that was compiled asks no more

@@ -22,6 +22,7 @@ from ..layers import Converted
 from ..names import below
 from ..own_code import OwnBlock, unsafe
 from ..recognition import Match, mixed, random, touched
+from .modules import refuse_weights
 
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "ffn_hidden_size": 48, "num_attention_heads": 4, "num_kv_heads": 2,
@@ -32,9 +33,14 @@ _CALL = re.compile(r"functional\.scaled_dot_product_attention\(|F\.scaled_dot_pr
 
 
 class OwnAttention(OwnBlock):
-    """`OwnBlock` of an attention module."""
+    """`OwnBlock` of an attention module. For weights its code has another way, which is not looked at."""
 
     part = "attention"
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's own. Raises OptionError: its weights are asked for."""
+        refuse_weights(kwargs.get("output_attentions"))
+        return super().forward(*args, **kwargs)
 
 
 def attends_itself(found: dict[str, Any]) -> tuple[dict[str, Match], str]:

@@ -58,9 +58,11 @@ def attend(
     """
     if options.get("read_index") is not None:  # of continuous batching, from 5.19 on
         return attend_paged(module, query, key, value, attention_mask, dropout, scaling, **options)
-    for name in ("position_bias", "output_attentions"):
-        if options.get(name) is not None and options[name] is not False:
-            raise OptionError(f"{name} of attention", limit="none", value="one", nearest='attn_implementation="eager"')
+    refuse_weights(options.get("output_attentions"))
+    if options.get("position_bias") is not None:
+        raise OptionError(
+            "position_bias of attention", limit="none", value="one", nearest='attn_implementation="eager"'
+        )
     contract = getattr(module, "contract", None)
     more: dict[str, Any] = {"sinks": sinks_of(module, options), "softcap": options.get("softcap")}
     if dropout:
@@ -77,6 +79,15 @@ def attend(
     limits: dict[str, Any] = {"mask": shown, "causal": rule, "offset": offset, "start": start, "stop": stop}
     y = attention(query, key, value, **limits, scale=scaling, contract=contract, **more)
     return y.transpose(1, 2).contiguous(), None
+
+
+def refuse_weights(asked: Any) -> None:
+    """Raise OptionError where a call asks for the weights of attention, which would come back as an empty tuple."""
+    if asked:
+        raise OptionError(
+            "output_attentions of a converted model", limit="no weights of attention, which are never in memory",
+            value=asked, nearest='the model with attn_implementation="eager", and convert without its part "attention"',
+        )  # fmt: skip
 
 
 class RotaryAttention(Merging):

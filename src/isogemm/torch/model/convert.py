@@ -170,7 +170,7 @@ def convert(
     said = None if chosen is None else str(chosen)
     how = {"parts": list(wanted), "contract": said, "grad_order": order, "leave": list(leave)}
     vars(module).setdefault(quantizing.CALLS, []).append(how)
-    if transformers_parts.models(module)[:1] == [""]:
+    if "" in transformers_parts.models(module):
         quantizing.remember(module, own=bool(plan.attention))
     report = _report(module, plan, quantized)
     warn_open(report, type(module).__name__)
@@ -314,7 +314,7 @@ def _plan_attention(module: Any, plan: _Plan, found: dict[str, Any], parts: tupl
     """All attention modules of a model, or none: they share a mask."""
     if not found:
         if (names := transformers_parts.models(module)) and (why := transformers_parts.refusal(module, looks)):
-            plan.left.setdefault(names[0], "; ".join(filter(None, (why, plan.unlike))))
+            plan.left.setdefault(next(iter(names)), "; ".join(filter(None, (why, plan.unlike))))
         return
     if "attention" not in parts:
         why = "attention is not among the parts"

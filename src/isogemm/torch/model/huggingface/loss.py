@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -10,19 +9,18 @@ import torch
 from ....errors import ShapeError
 from ... import reductions
 from ...operator import Tensor
+from .recognition import models
 
 _OWN = "_loss_function"  # where a model of transformers keeps one that it was given
 
 
 def heads(module: Any) -> dict[str, Any]:
     """The models in `module`, by name, whose loss is transformers' own for next tokens."""
-    if "transformers" not in sys.modules:
+    some = {name: child for name, child in models(module).items() if _of_next_tokens(child)}
+    if not some:
         return {}
-    from transformers import PreTrainedModel
     from transformers.loss.loss_utils import ForCausalLMLoss
 
-    found = {name: child for name, child in module.named_modules() if isinstance(child, PreTrainedModel)}
-    some = {name: child for name, child in found.items() if _of_next_tokens(child)}
     return {name: child for name, child in some.items() if getattr(child, _OWN, ForCausalLMLoss) is ForCausalLMLoss}
 
 

@@ -245,27 +245,25 @@ def attention_modules(module: Any) -> dict[str, Any]:
     return {name: child for name, child in named if vars(child).keys() >= {"is_causal", "config"}}
 
 
-def models(module: Any) -> list[str]:
-    """Names of the transformers models in `module`."""
+def models(module: Any) -> dict[str, Any]:
+    """The transformers models in `module`, by name."""
     if "transformers" not in sys.modules:
-        return []
+        return {}
     from transformers import PreTrainedModel
 
-    return [name for name, child in module.named_modules() if isinstance(child, PreTrainedModel)]
+    return {name: child for name, child in module.named_modules() if isinstance(child, PreTrainedModel)}
 
 
 def refusal(module: Any, looks: Looks) -> str:
     """Why a model cannot be given an attention function; empty where it can."""
-    from transformers import PreTrainedModel
-
-    found = [child for child in module.modules() if isinstance(child, PreTrainedModel)]
+    found = models(module)
     if not found:
         return "masks are made by a transformers model, and this is only a part of one"
-    for child in found:
+    for child in found.values():
         if not child._can_set_attn_implementation():
             return f"{type(child).__name__} does not use transformers' attention functions"
-    for child in module.modules():
-        if not isinstance(child, PreTrainedModel) and _reads_masks(type(child).forward):
+    for name, child in module.named_modules():
+        if name not in found and _reads_masks(type(child).forward):
             return f"{type(child).__name__} reads the numbers of masks by itself"
     for child in attention_modules(module).values():
         if "sinks" in child._parameters and "s_aux=self.sinks" not in _source(type(child).forward):

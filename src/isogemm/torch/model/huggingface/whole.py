@@ -30,6 +30,7 @@ from ..names import below
 from ..own_code import RESULTS, OwnBlock, along, is_last, own, unsafe
 from ..recognition import Match, mixed, random, touched
 from ..verify import verify
+from .recognition import models
 
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 64, "sliding_window": 6,
@@ -163,15 +164,13 @@ def inside(module: Any, own: Mapping[str, Match]) -> set[str]:
 
 def whole(module: Any, convert: Callable[..., Any]) -> tuple[dict[str, Match], str]:
     """What models, and the layers in them, become that compute attention by themselves, by their names; or why not."""
-    from transformers import PreTrainedModel
-
     found: dict[str, Match] = {}
-    models = {name: m for name, m in module.named_modules() if isinstance(m, PreTrainedModel)}
-    for name, model in models.items():
+    within = models(module)
+    for name, model in within.items():
         layers = _layers(model)
         if not layers or isinstance(model, OwnModel) or model.config._attn_implementation != _EAGER:
             continue
-        around = next(m for m in models.values() if any(child is model for child in m.modules()))
+        around = next(m for m in within.values() if any(child is model for child in m.modules()))
         why, counts, classes = _seen(around, type(model), convert)
         if why := next((w for w in map(touched, (model, *layers.values())) if w), why):
             return {}, f"{type(model).__name__} {why}"
@@ -183,9 +182,7 @@ def whole(module: Any, convert: Callable[..., Any]) -> tuple[dict[str, Match], s
 
 def _layers(model: Any) -> dict[str, Any]:
     """The modules in a model's lists, by their names; none where one of them is isogemm's, or a model holds models."""
-    from transformers import PreTrainedModel
-
-    if any(isinstance(child, PreTrainedModel) for child in list(model.modules())[1:]):
+    if len(models(model)) > 1:
         return {}
     lists = {key: child for key, child in model._modules.items() if isinstance(child, torch.nn.ModuleList)}
     found = {f"{key}.{i}": layer for key, child in lists.items() for i, layer in enumerate(child)}

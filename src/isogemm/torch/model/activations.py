@@ -227,9 +227,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 def known(child: Any, looks: Looks) -> Match | None:
     """What a module without weights is; None where nothing in it depends on an element's place."""
-    if isinstance(child, (Converted, torch.jit.ScriptModule)) or child._modules:
-        return None
-    if any(x is not None for x in (*child._parameters.values(), *child._buffers.values())):
+    tensors = (*child._parameters.values(), *child._buffers.values())
+    if child._modules or any(x is not None for x in tensors):
         return None
     seen = looks.at(_seen, child)
     if seen is None or not (seen.several or seen.others):

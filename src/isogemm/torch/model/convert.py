@@ -230,7 +230,7 @@ def _look(module: Any, parts: tuple[str, ...], leave: Sequence[str]) -> _Plan:
     plan.losses = {name: child for name, child in heads.items() if not _is_left(name, leave)}
     for name, child, outer in _walk(module):
         known = mixtures.get(name) or _known(child, widths, odd, looks)
-        why = None if name in mixtures else _obstacle(child, outer)
+        why = None if name in mixtures else _obstacle(child, outer, known)
         if _is_left(name, leave):
             if _has_weights(child) or known or child in attention.values():
                 plan.left[name] = "in leave"
@@ -446,14 +446,12 @@ def _has_weights(module: Any) -> bool:
     return any(p is not None for p in module._parameters.values())
 
 
-def _obstacle(child: Any, outer: Any) -> str | None:
+def _obstacle(child: Any, outer: Any, known: Match | None) -> str | None:
     """Why a module cannot be converted faithfully; None where it can, or where there is nothing to convert."""
-    if isinstance(child, torch.jit.ScriptModule):
-        return "a scripted module, which cannot be looked into"
     if isinstance(child, _READS_WEIGHTS):
         return f"{type(child).__name__} reads weights without calling the modules inside it"
     if not isinstance(child, torch.nn.Linear) or isinstance(child, Linear):
         return None
     if outer is not None:
         return f"inside a {type(outer).__name__}, which reads its weights without calling it"
-    return recognition.touched(child) or recognition.no_linear(child) or None
+    return (known.why or None) if known else None

@@ -106,9 +106,10 @@ def product(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, contract: str, a
 
 def _forward(
     x: Tensor, blocks: Tensor, bias: Tensor | None, format: str, n: int, k: int, contract: str, activations: str,
-    out_dtype: Any,
+    *rest: Any,
 ) -> Tensor:  # fmt: skip
-    return product(x, matrix_of(blocks, format, n, k), bias, contract, activations, out_dtype)
+    """`rest` is the gradient's order, where an operator has one, and the result's dtype."""
+    return product(x, matrix_of(blocks, format, n, k), bias, contract, activations, rest[-1])
 
 
 def _weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
@@ -118,8 +119,10 @@ def _weight(blocks: Tensor, format: str, n: int, k: int, dtype: Any) -> Tensor:
 
 def _fake_forward(
     x: Tensor, blocks: Tensor, bias: Tensor | None, format: str, n: int, k: int, contract: str, activations: str,
-    out_dtype: Any,
+    *rest: Any,
 ) -> Tensor:  # fmt: skip
+    if len(rest) > 1:
+        with_order(Contract(), rest[0])
     refuse_meta(x, blocks, bias)
     if x.dim() == 0 or x.shape[-1] != k:
         raise ShapeError(
@@ -129,17 +132,7 @@ def _fake_forward(
     if contract:
         as_contract(contract)
     checked(activations or None)
-    return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if out_dtype is None else out_dtype)
-
-
-def _fake_linear(*given: Any) -> Tensor:
-    with_order(Contract(), given[-2])
-    return _fake_forward(*_without_order(given))
-
-
-def _without_order(given: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments without the gradient's order, before the last, which the product itself has no use for."""
-    return (*given[:-2], given[-1])
+    return x.new_empty(*x.shape[:-1], n, dtype=x.dtype if rest[-1] is None else rest[-1])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -193,16 +186,14 @@ def _vmap(name: str) -> Any:
 
 
 def _without_gradient(*given: Any) -> Tensor:
-    found: Tensor = linear_forward_op(*_without_order(given))
+    found: Tensor = linear_forward_op(*given[:-2], given[-1])
     return found
 
 
 _X = "Tensor x, Tensor blocks, Tensor? bias, str format, int n, int k, str contract, str activations"
 linear_op = define(
-    "quantized_linear", f"({_X}, str grad_order, ScalarType? out_dtype) -> Tensor",
-    lambda *given: _forward(*_without_order(given)), _fake_linear,
-    setup=_setup, backward=_backward, forward=_without_gradient,
-    vmap=_vmap("quantized_linear"),
+    "quantized_linear", f"({_X}, str grad_order, ScalarType? out_dtype) -> Tensor", _forward, _fake_forward,
+    setup=_setup, backward=_backward, forward=_without_gradient, vmap=_vmap("quantized_linear"),
 )  # fmt: skip
 linear_forward_op = define_forward(
     "quantized_linear", f"({_X}, ScalarType? out_dtype) -> Tensor", {"CompositeExplicitAutograd": _forward},
@@ -213,10 +204,7 @@ weight_op = define(
     lambda blocks, format, n, k, dtype: blocks.new_empty(n, k, dtype=dtype),
 )  # fmt: skip
 
-call_blocks = Operator(
-    "QuantizedLinear", slice(3), lambda *given: _forward(*_without_order(given)), linear_op,
-    _without_gradient, _setup, _backward,
-)  # fmt: skip
+call_blocks = Operator("QuantizedLinear", slice(3), _forward, linear_op, _without_gradient, _setup, _backward)
 
 
 def call(x: Tensor, w: QuantizedMatrix, bias: Tensor | None, *rest: Any) -> Any:

@@ -76,31 +76,25 @@ def mask(
             "masks of a converted model under torch.jit.trace", limit="eager code, torch.compile or torch.export",
             value="a trace, which has no bytes of a tensor", nearest="torch.export.export(model, ...)",
         )  # fmt: skip
+    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "device": device}
+    rule = batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask
     if kv_offset:
-        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "device": device}
-        table = masking_utils.sdpa_mask(
-            batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **options
-        )
-        return _shifted(table, batch_size, kv_offset, attention_mask)
+        return _shifted(masking_utils.sdpa_mask(*rule, **options), batch_size, kv_offset, attention_mask)
     keys = masking_utils.prepare_padding_mask(attention_mask, kv_length, 0)
     keys = None if keys is None else keys[:, :kv_length].to(device)
     if mask_function is masking_utils.bidirectional_mask_function:
         return _ranges(batch_size, kv_length, keys, None, None, device)
     if mask_function is masking_utils.causal_mask_function or mask_function is None:
         if isinstance(q_offset, int):
-            rule = None if q_length == 1 and q_offset + 1 >= kv_length else q_offset
-            return _ranges(batch_size, kv_length, keys, None, rule, device)
+            causal = None if q_length == 1 and q_offset + 1 >= kv_length else q_offset
+            return _ranges(batch_size, kv_length, keys, None, causal, device)
         if q_length == 1:  # one query sees the keys up to itself: that is a range
             return _ranges(batch_size, kv_length, keys, q_offset + 1, None, device)
-    options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False, "device": device}
-    table = masking_utils.sdpa_mask(
-        batch_size, q_length, kv_length, q_offset, 0, mask_function, attention_mask, **options
-    )
-    return _table(table, batch_size, kv_length, keys)
+    return _table(masking_utils.sdpa_mask(*rule, **options), batch_size, kv_length, keys)
 
 
-def _ranges(batch: int, length: int, keys: Tensor | None, last: Any, rule: int | None, device: Any) -> Tensor:
-    rows = 1 if rule is None else rule + 2
+def _ranges(batch: int, length: int, keys: Tensor | None, last: Any, causal: int | None, device: Any) -> Tensor:
+    rows = 1 if causal is None else causal + 2
     if keys is None and last is None:
         return torch.empty(batch, 1, 1, 0, dtype=torch.uint8, device=device).expand(batch, 1, rows, 0)
     header = _header(batch, length, keys, last, device)
@@ -110,25 +104,26 @@ def _ranges(batch: int, length: int, keys: Tensor | None, last: Any, rule: int |
 
 
 def _table(table: Tensor, batch: int, length: int, keys: Tensor | None) -> Tensor:
-    header = _header(batch, length, keys, None, table.device)[:, None, None]
-    rows = table.shape[2]
-    packed = torch.cat((header.expand(batch, 1, rows, HEADER), _bytes(table.expand(batch, 1, rows, length))), -1)
-    return packed.expand(batch, 2, rows, packed.shape[-1])
+    return _packed(2, _header(batch, length, keys, None, table.device), table.expand(batch, 1, -1, length))
 
 
 def _shifted(table: Tensor, batch: int, dropped: int, attention_mask: Tensor | None) -> Tensor:
     """The keys behind the first `dropped`, which stand behind LEAF hidden ones."""
-    rows, length = table.shape[2:]
+    length = table.shape[3]
     first = torch.zeros(batch, dtype=torch.int64, device=table.device)
     if attention_mask is not None:
         place = torch.arange(attention_mask.shape[1], device=table.device)
         first = torch.where(attention_mask.to(table.device).bool(), place, len(place)).amin(-1)
     start = LEAF + (first - dropped).clamp(min=0, max=length) - (dropped - first).clamp(min=0) % LEAF
-    none = torch.zeros_like(start)
-    header = torch.stack((start, none + LEAF + length, none, none), -1).to(torch.int32).view(torch.uint8)
-    shown = torch.nn.functional.pad(table.expand(batch, 1, rows, length), (LEAF, 0))
+    header = _range(start, torch.full_like(start, LEAF + length))
+    return _packed(3, header, torch.nn.functional.pad(table.expand(batch, 1, -1, length), (LEAF, 0)))
+
+
+def _packed(kind: int, header: Tensor, shown: Tensor) -> Tensor:
+    """A mask of bools [batch, 1, rows, keys] with a header [batch, 16] before each row."""
+    batch, _, rows, _ = shown.shape
     packed = torch.cat((header[:, None, None].expand(batch, 1, rows, HEADER), _bytes(shown)), -1)
-    return packed.expand(batch, 3, rows, packed.shape[-1])
+    return packed.expand(batch, kind, rows, packed.shape[-1])
 
 
 def behind_hidden(packed: Tensor | None, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -150,8 +145,13 @@ def _header(batch: int, length: int, keys: Tensor | None, last: Any, device: Any
     if last is not None:
         stop = torch.minimum(stop, last.to(torch.int32))
         start = torch.minimum(start, stop)
+    return _range(start, stop).expand(batch, HEADER).contiguous()
+
+
+def _range(start: Tensor, stop: Tensor) -> Tensor:
+    """[batch, 16] bytes of int32 start, stop, 0, 0."""
     none = torch.zeros_like(stop)
-    return torch.stack((start, stop, none, none), -1).expand(batch, 4).contiguous().view(torch.uint8)
+    return torch.stack((start, stop, none, none), -1).to(torch.int32).view(torch.uint8)
 
 
 def _bytes(keys: Tensor) -> Tensor:

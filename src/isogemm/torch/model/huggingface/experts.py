@@ -165,7 +165,7 @@ def _block(block: Any, routers: set[str]) -> Match | None:
         return None
     width = next((block._modules[key].weight.shape[1] for key in routers), 8)
     parts = {
-        key: _Column() if isinstance(child, torch.nn.Linear) and child.out_features == 1 else _First()
+        key: _Column() if isinstance(child, torch.nn.Linear) and child.out_features == 1 else First()
         for key, child in block._modules.items() if child is not None and key not in routers
     }  # fmt: skip
     probe = stand_in(block, **parts, **{key: _probe(block._modules[key]) for key in routers})
@@ -178,8 +178,8 @@ def _block(block: Any, routers: set[str]) -> Match | None:
     return Match("experts", why=f"{type(block).__name__} {why}") if why else Match("experts", type(probe))
 
 
-class _First(torch.nn.Module):  # type: ignore[misc]
-    """Stands in the place of a module, and gives what it was given first."""
+class First(torch.nn.Module):  # type: ignore[misc]
+    """Stands in the place of a module that is looked at by itself, and gives what it was given first."""
 
     def forward(self, x: Tensor, *rest: Any, **options: Any) -> Tensor:
         return x

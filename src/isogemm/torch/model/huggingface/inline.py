@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from ...operator import Tensor
 from ..layers import Converted
 from ..names import below
 from ..own_code import OwnBlock, unsafe
 from ..recognition import Match, mixed, random, touched
+from .experts import First
 from .modules import refuse_weights
 
 _SMALL = {
@@ -112,16 +112,9 @@ def _multiplies_otherwise(block: Any) -> str:
     for key in ("experts", "router"):
         probe._modules[key].__class__ = mixed(OwnBlock, type(probe._modules[key]))
     for key in probe._modules.keys() - {"experts", "router"}:
-        probe._modules[key] = _Same()
+        probe._modules[key] = First()
     probe.__class__ = mixed(OwnBlock, type(block))
     return unsafe(probe.forward, random(1, 5, 32))
-
-
-class _Same(torch.nn.Module):  # type: ignore[misc]
-    """Stands in the place of a module that is looked at by itself."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.clone()
 
 
 def _small(child: Any) -> Any:

@@ -18,6 +18,7 @@ from tests.torch.tensors import same  # noqa: E402
 import isogemm.torch as iso  # noqa: E402
 from isogemm.errors import OptionError  # noqa: E402
 from isogemm.torch.model.huggingface import whole  # noqa: E402
+from isogemm.torch.model.own_code import own  # noqa: E402
 
 IDS = torch.arange(3 * 21).view(3, 21) * 5 % 93 + 3
 
@@ -250,6 +251,18 @@ def test_functions_of_written_out_attention():
         found.append([*results, *torch.autograd.grad(sum(y.square().sum() for y in results), (q, k, v))])
     for x, y in zip(*found, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scope", [own, whole.attending])
+def test_softmax_has_the_dtype_that_is_asked_for_however_it_is(scope):
+    x = torch.randn(2, 3, 4, 8).bfloat16()
+    with scope():
+        want = torch.nn.functional.softmax(x, -1, dtype=torch.float32)
+        assert want.dtype is torch.float32
+        for given in ({"dtype": torch.float32}, [torch.float32]):
+            args, options = ((), given) if isinstance(given, dict) else (given, {})
+            assert same(torch.softmax(x, -1, *args, **options), want)
+            assert same(x.softmax(-1, *args, **options), want)
 
 
 def test_hidden_keys_add_nothing_wherever_they_stand():

@@ -67,6 +67,10 @@ class own(TorchFunctionMode):  # type: ignore[misc]
     def softmax(self, x: Tensor, dim: Any = None, _stacklevel: int = 3, dtype: Any = None) -> Tensor | None:
         return reductions.softmax(x, out_dtype=dtype) if is_last(x, dim) and dtype in RESULTS else None
 
+    def softmax_to(self, x: Tensor, dim: Any, dtype: Any = None) -> Tensor | None:
+        """torch's own, whose third argument is another than that of torch.nn.functional's."""
+        return self.softmax(x, dim, dtype=dtype)
+
     def sum(self, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
         return along(reductions.sum, x, dim, keepdim, dtype)
 
@@ -107,7 +111,8 @@ own.ours = {
     **dict.fromkeys(
         (torch.matmul, torch.mm, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.Tensor.mm), own.matmul
     ),
-    **dict.fromkeys((_F.softmax, torch.softmax, torch.Tensor.softmax), own.softmax),
+    _F.softmax: own.softmax,
+    **dict.fromkeys((torch.softmax, torch.Tensor.softmax), own.softmax_to),
     **dict.fromkeys((torch.sum, torch.Tensor.sum), own.sum),
     **dict.fromkeys((_F.sigmoid, torch.sigmoid, torch.Tensor.sigmoid), own.sigmoid),
     _F.silu: own.silu,

@@ -161,6 +161,16 @@ def static(model, length):
     return transformers.StaticCache(config=model.config, max_cache_len=length)
 
 
+def test_attention_whose_text_is_not_at_hand_is_left():
+    made = {"torch": torch}
+    exec("class Attention(torch.nn.Module):\n    def forward(self, x):\n        return x", made)
+    attention = made["Attention"]()
+    attention.is_causal, attention.config = True, None
+    report = iso.convert(torch.nn.Sequential(torch.nn.LayerNorm(8), attention))
+    assert report.converted == ("0",)
+    assert "only a part of one" in report.left["1"]
+
+
 class Turning(transformers.models.stablelm.modeling_stablelm.StableLmAttention):
     """Attention with a gate of its own code behind it, whose bits depend on an element's place."""
 

@@ -23,6 +23,7 @@ from ..own_code import OwnBlock, unsafe
 from ..recognition import Match, mixed, random, touched
 from .experts import First
 from .modules import refuse_weights
+from .recognition import source
 
 _SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "ffn_hidden_size": 48, "num_attention_heads": 4, "num_kv_heads": 2,
@@ -47,7 +48,7 @@ def attends_itself(found: dict[str, Any]) -> tuple[dict[str, Match], str]:
     """What attention modules that call torch's function become, all of them, or why they cannot; empty for others."""
     matches: dict[str, Match] = {}
     for name, child in found.items():
-        if not _CALL.search(inspect.getsource(type(child).forward)):
+        if not _CALL.search(source(type(child).forward)):
             return {}, ""
         why = touched(child) or _attends_otherwise(child)
         if why:
@@ -86,11 +87,7 @@ def stacked(module: Any) -> dict[str, Match]:
         if not all(map(_is_alone, parts.values())) or not type(block).__module__.startswith("transformers."):
             continue
         stack = [p.dim() for p in parts["experts"]._parameters.values() if p is not None]
-        if (
-            isinstance(block, Converted)
-            or stack != [3, 3]
-            or "torch.bmm(" not in inspect.getsource(type(parts["experts"]))
-        ):
+        if isinstance(block, Converted) or stack != [3, 3] or "torch.bmm(" not in source(type(parts["experts"])):
             continue
         why = touched(block) or next((w for w in map(touched, parts.values()) if w), "") or _multiplies_otherwise(block)
         why = f"{type(block).__name__} {why}" if why else ""

@@ -266,7 +266,7 @@ def refusal(module: Any, looks: Looks) -> str:
         if name not in found and _reads_masks(type(child).forward):
             return f"{type(child).__name__} reads the numbers of masks by itself"
     for child in attention_modules(module).values():
-        if "sinks" in child._parameters and "s_aux=self.sinks" not in _source(type(child).forward):
+        if "sinks" in child._parameters and "s_aux=self.sinks" not in source(type(child).forward):
             return f"{type(child).__name__} does not hand its sinks to the attention function"
         if more := _hands_more(type(child).forward):
             return f"{type(child).__name__} {more}, which is not part of the definition"
@@ -285,12 +285,13 @@ _READS = re.compile(
 def _reads_masks(forward: Any) -> bool:
     """Whether a forward method computes with the mask of a layer, as a tensor of numbers; ours is packed."""
     code = getattr(forward, "__code__", None)
-    return code is not None and "attention_mask" in code.co_varnames and bool(_READS.search(_source(forward)))
+    return code is not None and "attention_mask" in code.co_varnames and bool(_READS.search(source(forward)))
 
 
-def _source(forward: Any) -> str:
+def source(code: Any) -> str:
+    """The text of a function or a class; empty where there is none."""
     try:
-        return inspect.getsource(forward)
+        return inspect.getsource(code)
     except (OSError, TypeError):  # no source at hand
         return ""
 
@@ -305,8 +306,8 @@ _MORE = {
 @cache
 def _hands_more(forward: Any) -> str:
     """What the forward method of attention takes, or hands to the attention function, besides the usual."""
-    source, taken = _source(forward), inspect.signature(forward).parameters
-    return next((why for name, why in _MORE.items() if name in taken or f" {name}=" in source), "")
+    text, taken = source(forward), inspect.signature(forward).parameters
+    return next((why for name, why in _MORE.items() if name in taken or f" {name}=" in text), "")
 
 
 def _attends_otherwise(child: Any) -> str:
@@ -354,8 +355,8 @@ _CHILDREN = re.compile(r"self\.\w+\(|\w*attention_interface\w*\(")
 
 @cache
 def _computes_by_itself(forward: Any) -> bool:
-    source = _source(forward)
-    return not source or bool(_ORDERED.search(_CHILDREN.sub("", source)))
+    text = source(forward)
+    return not text or bool(_ORDERED.search(_CHILDREN.sub("", text)))
 
 
 def moves_alone(child: Any) -> bool:

@@ -28,11 +28,11 @@ def causal(name: str, dtype: torch.dtype, device: str = "cpu", **changes: Any) -
     return filled(kinds[name](**{**SIZES, **changes}), dtype, device)
 
 
-def filled(config, dtype, device="cpu"):
-    """The causal language model of a configuration, with the same random weights every time."""
+def filled(config, dtype, device="cpu", kind=transformers.AutoModelForCausalLM):
+    """The model of a configuration, with the same random weights every time."""
     with torch.random.fork_rng(), torch.device(device):
         torch.manual_seed(0)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = kind.from_config(config, dtype=dtype)
         with torch.no_grad():
             for p in model.parameters():
                 p.copy_(torch.randn(p.shape) * 0.1 if p.dim() > 1 else 1 + 0.1 * torch.randn(p.shape))

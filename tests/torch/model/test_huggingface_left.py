@@ -11,32 +11,13 @@ from isogemm.errors import OptionError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.models.small import filled  # noqa: E402
+from tests.torch.model.tiny import TINY, build  # noqa: E402
+
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch.model.huggingface import masks  # noqa: E402
 
-TINY = {
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 100,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 IDS = torch.randint(3, 97, (5, 21), generator=torch.Generator().manual_seed(1))
-
-
-def build(config, model, **options):
-    torch.manual_seed(0)
-    made = getattr(transformers, model)(getattr(transformers, config)(**{**TINY, **options}))
-    with torch.no_grad():
-        for p in made.parameters():  # weights as they begin hide mistakes
-            p.add_(torch.randn_like(p) * 0.1)
-    return made.eval()
 
 
 def check(model):
@@ -51,18 +32,18 @@ def check(model):
 
 
 def test_heads_that_are_turned_in_part():
-    report, left = check(build("NemotronConfig", "NemotronForCausalLM"))
+    report, left = check(build("Nemotron"))
     assert left.keys() == {"NemotronAttention", "NemotronLayerNorm1P"}
     assert "turns a part of each head" in left["NemotronAttention"]
     assert report.parts["rope"] == ("model.rotary_emb",)
     assert len(report.parts["attention"]) == 2
     config = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0}}
-    _, left = check(build("NemotronConfig", "NemotronForCausalLM", **config))
+    _, left = check(build("Nemotron", **config))
     assert "NemotronAttention" not in left
 
 
 def test_what_a_model_s_rotary_embedding_turns_counts():
-    model = build("NemotronConfig", "NemotronForCausalLM")
+    model = build("Nemotron")
     model.config.rope_parameters["partial_rotary_factor"] = 1.0  # says so, but its frequencies were made before
     _, left = check(model)
     assert "turns a part of each head" in left["NemotronAttention"]
@@ -70,7 +51,7 @@ def test_what_a_model_s_rotary_embedding_turns_counts():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norms_without_weights(dtype):
-    model = build("NanoChatConfig", "NanoChatForCausalLM")
+    model = build("NanoChat")
     _, left = check(model)
     assert left.keys() == {"NanoChatAttention"}
     norm = copy.deepcopy(model.model.norm)
@@ -81,13 +62,14 @@ def test_norms_without_weights(dtype):
     leaf = x.clone().requires_grad_()
     norm(leaf).sum().backward()
     assert leaf.grad.isfinite().all()
-    theirs = build("NanoChatConfig", "NanoChatForCausalLM").model.norm
+    theirs = build("NanoChat").model.norm
     torch.testing.assert_close(norm(x), theirs(x), rtol=1e-2, atol=1e-2)
 
 
 def test_a_position_bias_is_left_at_once():
     sizes = {"d_model": 64, "d_ff": 100, "num_heads": 4, "d_kv": 16, "num_layers": 2}
-    report, left = check(build("T5Config", "T5EncoderModel", **sizes))
+    config = transformers.T5Config(**{**TINY, **sizes})
+    report, left = check(filled(config, torch.float32, kind=transformers.AutoModelForTextEncoding))
     assert left.keys() == {"T5Attention"}
     assert "position bias" in left["T5Attention"]
     assert report.parts["attention"] == ()
@@ -95,14 +77,14 @@ def test_a_position_bias_is_left_at_once():
 
 @pytest.mark.parametrize("act", ["gelu_pytorch_tanh", "gelu", "quick_gelu"])
 def test_gated_blocks_of_other_activations(act):
-    report, left = check(build("LlamaConfig", "LlamaForCausalLM", hidden_act=act, intermediate_size=200))
+    report, left = check(build("Llama", hidden_act=act, intermediate_size=200))
     assert left == {}
     assert report.parts["mlp"] == tuple(f"model.layers.{i}.mlp" for i in range(2))
     assert report.parts["activation"] == tuple(f"model.layers.{i}.mlp.act_fn" for i in range(2))
 
 
 def test_blocks_without_a_gate():
-    report, left = check(build("Starcoder2Config", "Starcoder2ForCausalLM", intermediate_size=200))
+    report, left = check(build("Starcoder2", intermediate_size=200))
     assert left == {}
     assert len(report.parts["activation"]) == 2
 
@@ -111,7 +93,7 @@ def test_blocks_without_a_gate():
 @pytest.mark.parametrize("pad", [0, 29])
 def test_caches_that_drop_the_keys_behind_a_window(dtype, pad):
     """Leaves of 128 keys begin where they began, after 0, 1 and 2 of them have gone, and with padding before them."""
-    model = build("MistralConfig", "MistralForCausalLM", sliding_window=150, max_position_embeddings=512).to(dtype)
+    model = build("Mistral", sliding_window=150, max_position_embeddings=512).to(dtype)
     iso.convert(model, strict=True)
     ids = torch.randint(3, 97, (2, 420), generator=torch.Generator().manual_seed(2))
     rows = torch.nn.functional.pad(ids[:1], (pad, 0))
@@ -138,7 +120,7 @@ def test_how_many_keys_were_dropped_has_to_be_known():
 
 
 def test_caches_of_a_window():
-    model = build("MistralConfig", "MistralForCausalLM", sliding_window=8)
+    model = build("Mistral", sliding_window=8)
     iso.convert(model)
     with torch.no_grad():
         want = model(IDS[:1]).logits
@@ -180,7 +162,7 @@ class Turning(transformers.models.stablelm.modeling_stablelm.StableLmAttention):
 
 
 def test_own_code_of_attention_counts_as_known_where_it_only_moves_numbers():
-    model = build("StableLmConfig", "StableLmForCausalLM", num_key_value_heads=4)
+    model = build("StableLm", num_key_value_heads=4)
     assert iso.convert(copy.deepcopy(model), strict=True).left
     model.model.layers[1].self_attn.__class__ = Turning
     with pytest.raises(OptionError, match=r"1 modules: 1 Turning.*'model\.layers\.1\.self_attn'"):

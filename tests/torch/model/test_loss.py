@@ -13,22 +13,14 @@ from isogemm.errors import ShapeError
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.torch.model.tiny import build  # noqa: E402
+
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch.model.huggingface.loss import causal_lm_loss  # noqa: E402
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
-}  # fmt: skip
-
-
-def causal(dtype: Any = torch.float32) -> Any:
-    torch.manual_seed(0)
-    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**SIZES)).to(dtype)
-
 
 def drawn() -> tuple[Any, Any]:
-    ids = torch.randint(61, (8, 12), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(97, (8, 12), generator=torch.Generator().manual_seed(1))
     labels = ids.clone()
     labels[2, :5], labels[5] = -100, -100
     return ids, labels
@@ -36,7 +28,7 @@ def drawn() -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_it_is_transformers_but_for_roundings(dtype):
-    model, (ids, labels) = causal(dtype), drawn()
+    model, (ids, labels) = build(dtype=dtype), drawn()
     report = iso.convert(model, strict=True)
     assert report.parts["loss"] == ("",)
     assert "" not in report.converted
@@ -44,18 +36,18 @@ def test_it_is_transformers_but_for_roundings(dtype):
     logits = model(ids).logits.detach()
     for more in ({}, {"num_items_in_batch": 40}, {"num_items_in_batch": torch.tensor(40)}):
         got = model(ids, labels=labels, **more).loss
-        want = transformers.loss.loss_utils.ForCausalLMLoss(logits, labels, 61, **more)
+        want = transformers.loss.loss_utils.ForCausalLMLoss(logits, labels, 97, **more)
         assert got.dtype is torch.float32
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
-    shifted = torch.randint(61, (8, 12), generator=torch.Generator().manual_seed(2))
-    got = model.loss_function(logits=logits, labels=None, shift_labels=shifted, vocab_size=61)
+    shifted = torch.randint(97, (8, 12), generator=torch.Generator().manual_seed(2))
+    got = model.loss_function(logits=logits, labels=None, shift_labels=shifted, vocab_size=97)
     losses = iso.reductions.cross_entropy(logits, shifted, out_dtype=torch.float32).flatten()
     assert torch.equal(got, iso.reductions.sum(losses) / 96)
 
 
 def test_a_head_of_an_older_name_has_it_and_its_positions_a_gradient_of_each_row():
     """transformers reads no type of loss from GPT2LMHeadModel's name; each row's positions are summed one by one."""
-    sizes = {"vocab_size": 61, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
+    sizes = {"vocab_size": 97, "n_embd": 32, "n_layer": 1, "n_head": 4, "n_positions": 64}
     torch.manual_seed(0)
     model, (ids, labels) = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval(), drawn()
     report = iso.convert(model, strict=True, grad_order="leaf12")
@@ -75,7 +67,7 @@ def test_a_head_of_an_older_name_has_it_and_its_positions_a_gradient_of_each_row
 
 
 def test_micro_batches_have_the_gradients_of_one_batch():
-    model, (ids, labels) = causal(), drawn()
+    model, (ids, labels) = build(), drawn()
     iso.convert(model, strict=True, grad_order="leaf12")
     count = int((labels[:, 1:] >= 0).sum())
 
@@ -93,7 +85,7 @@ def test_micro_batches_have_the_gradients_of_one_batch():
 
 
 def test_it_comes_and_goes_with_its_part():
-    model, (ids, labels) = causal(), drawn()
+    model, (ids, labels) = build(), drawn()
     before, plain = model.loss_function, model(ids, labels=labels).loss
     parts = ("linear", "norm", "embedding", "mlp", "attention", "rope")
     assert iso.convert(model, parts=parts).parts["loss"] == ()
@@ -109,7 +101,7 @@ def test_it_comes_and_goes_with_its_part():
 
 
 def test_a_loss_of_ones_own_stays():
-    model = causal()
+    model = build()
     own = model.loss_function = lambda *_, **__: torch.zeros(())
     assert iso.convert(model).parts["loss"] == ()
     assert model.loss_function is own
@@ -118,10 +110,10 @@ def test_a_loss_of_ones_own_stays():
 
 
 def test_models_without_a_head_and_inside_others_are_seen(caplog):
-    encoder = transformers.Qwen3Model(transformers.Qwen3Config(**SIZES))
+    encoder = build().model
     assert iso.convert(encoder).parts["loss"] == ()
     assert not caplog.records
-    outer = torch.nn.ModuleDict({"policy": causal(), "other": torch.nn.Linear(4, 4)})
+    outer = torch.nn.ModuleDict({"policy": build(), "other": torch.nn.Linear(4, 4)})
     assert iso.convert(outer).parts["loss"] == ("policy",)
     iso.restore(outer)
     assert outer["policy"].loss_function is not causal_lm_loss
@@ -137,7 +129,7 @@ def test_logits_of_another_vocabulary_are_refused():
 
 
 def test_compiled_it_is_one_graph_with_the_eager_bits():
-    model, (ids, labels) = causal(), drawn()
+    model, (ids, labels) = build(), drawn()
     iso.convert(model, strict=True)
     eager = model(ids, labels=labels).loss
     torch._dynamo.reset()

@@ -191,11 +191,6 @@ class _Plan:
     rotates_otherwise: bool = False  # others
     quantization: quantizing.Quantization | None = None
 
-    def is_in_own_code(self, name: str) -> bool:
-        """Whether a module is called by code of the model's own, which may make any number of rows of a token."""
-        own = [place for place, child, _ in self.found if isinstance(child, OwnCode)]
-        return any(not place or name.startswith(f"{place}.") for place in own)
-
 
 def _refuse_scripts(module: Any) -> None:
     """Raise OptionError: a part of the model is TorchScript, which has no class that could be another one."""
@@ -362,24 +357,19 @@ def _check_dtypes(plan: _Plan) -> None:
                 )  # fmt: skip
 
 
-def _become(child: Any, known: Match, halves: bool) -> None:
-    child.__class__ = known.layer
-    if isinstance(child, functions.Activation):
-        child.keep()
-    if "inv_freq" in child._buffers:
-        rotary.prepare(child, halves)
-
-
 def _carry_out(plan: _Plan, contract: Contract | None, order: str) -> None:
     """Every module becomes what was found for it."""
-    halves = plan.rotates and not plan.rotates_otherwise
-    for _, child, known in plan.found:
-        _become(child, known, halves)
+    own = {name for name, _, known in plan.found if known.layer and issubclass(known.layer, OwnCode)}
+    for name, child, known in plan.found:
+        child.__class__ = known.layer
+        if isinstance(child, functions.Activation):
+            child.keep()
+        if "inv_freq" in child._buffers:
+            rotary.prepare(child, plan.rotates and not plan.rotates_otherwise)
         if isinstance(child, (Linear, Transposed, OwnCode)) or known.part == "experts":
             child.contract, child.grad_order = contract, order
-    for name, child, _ in plan.found:
-        if isinstance(child, AnyNorm):
-            child.grad_order = "chain" if plan.is_in_own_code(name) else order
+        if isinstance(child, AnyNorm):  # a model's own code may make any number of rows of a token
+            child.grad_order = order if own.isdisjoint(prefixes(name)) else "chain"
     for child in plan.attention.values():
         vars(child)["contract"] = None if contract is None else Contract(contract.arithmetic)  # its leaves are its own
 

@@ -310,19 +310,10 @@ class VocabularyEmbedding(Parallel, Embedding):
             check_ids(input, self.num_embeddings)
         if self.ranks.size == 1:
             return super().forward(input)
-        records = torch.is_grad_enabled() and self.weight.requires_grad
         # Every rank looks up a row for every id, its own or another one: what is not its own is not taken.
-        own = input % len(self.weight)
-        found = (
-            reductions.embedding(own, self._operand("weight"))
-            if records
-            else torch.nn.functional.embedding(own, self.weight)
-        )
-        owner = input // len(self.weight)
+        found, owner = self._rows(input % len(self.weight)), input // len(self.weight)
         rows = _taken(self.stacked(found), owner) if forward_alone() else _FromOwner.apply(found, owner, self)
-        if self.padding_idx is None or not records:
-            return rows
-        return torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
+        return self._unpadded(rows, input)
 
 
 class _FromOwner(torch.autograd.Function):  # type: ignore[misc]

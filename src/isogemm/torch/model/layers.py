@@ -254,12 +254,22 @@ class Embedding(Converted, torch.nn.Embedding):  # type: ignore[misc]
             limit, nearest = "rows copied, with a dense gradient", "isogemm.torch.restore(module)"
             value = "max_norm, scale_grad_by_freq or sparse, set since convert"
             raise OptionError("a converted Embedding", limit=limit, value=value, nearest=nearest)
-        if not (torch.is_grad_enabled() and self.weight.requires_grad):
-            return torch.nn.functional.embedding(input, self.weight)  # a copy has no order
-        rows = reductions.embedding(input, self._operand("weight"))
-        if self.padding_idx is None:
+        return self._unpadded(self._rows(input), input)
+
+    def _records(self) -> bool:
+        return torch.is_grad_enabled() and bool(self.weight.requires_grad)
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        """Rows of this module's weight."""
+        if not self._records():
+            return torch.nn.functional.embedding(ids, self.weight)  # a copy has no order
+        return reductions.embedding(ids, self._operand("weight"))
+
+    def _unpadded(self, rows: Tensor, ids: Tensor) -> Tensor:
+        """Rows of which that of padding has no gradient."""
+        if self.padding_idx is None or not self._records():
             return rows
-        return torch.where((input == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
+        return torch.where((ids == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
 class SiLU(Converted, torch.nn.SiLU):  # type: ignore[misc]

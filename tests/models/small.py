@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from tests.torch.tensors import same  # noqa: F401
+from tests.torch.tensors import same
 
 SIZES = {
     "vocab_size": 257,
@@ -37,6 +37,21 @@ def filled(config, dtype, device="cpu", kind=transformers.AutoModelForCausalLM):
             for p in model.parameters():
                 p.copy_(torch.randn(p.shape) * 0.1 if p.dim() > 1 else 1 + 0.1 * torch.randn(p.shape))
     return model.eval()
+
+
+def check_tokens_of_generate(model):
+    """transformers' own loop: tokens and logits of a left-padded batch are those of each prompt alone."""
+    ids, options = prompts(3, 20), {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
+    mask = torch.ones_like(ids)
+    mask[1, :7], mask[2, :13] = 0, 0
+    whole = model.generate(ids, attention_mask=mask, **options)
+    for i, first in enumerate((0, 7, 13)):
+        alone = model.generate(ids[i : i + 1, first:], attention_mask=mask[i : i + 1, first:], **options)
+        assert torch.equal(alone.sequences[0, 20 - first :], whole.sequences[i, 20:])
+        for a, b in zip(alone.logits, whole.logits, strict=True):
+            assert same(a[0], b[i])
+    return whole
 
 
 def prompts(sequences: int, tokens: int, seed: int = 0) -> torch.Tensor:

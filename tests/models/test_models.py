@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers")
 import isogemm.audit  # noqa: E402
 import isogemm.torch as it  # noqa: E402
 
-from .small import causal, prompts, same  # noqa: E402
+from .small import causal, check_tokens_of_generate, prompts, same  # noqa: E402
 
 MODELS = [(name, dtype) for name in ("qwen3", "llama") for dtype in (torch.float32, torch.bfloat16)]
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,25 +106,10 @@ def test_an_encoder_with_its_own_weights():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_tokens_of_generate_and_their_logits(dtype):
-    """Not through the audit: transformers' own loop, a left-padded batch against each prompt alone."""
+    """Not through the audit."""
     model = causal("qwen3", dtype)
     it.convert(model)
-    ids = prompts(3, 20)
-    mask = torch.ones_like(ids)
-    mask[1, :7], mask[2, :13] = 0, 0
-    options = {
-        "max_new_tokens": 6,
-        "do_sample": False,
-        "output_logits": True,
-        "return_dict_in_generate": True,
-        "pad_token_id": 0,
-    }
-    whole = model.generate(ids, attention_mask=mask, **options)
-    for i, first in enumerate((0, 7, 13)):
-        alone = model.generate(ids[i : i + 1, first:], attention_mask=mask[i : i + 1, first:], **options)
-        assert torch.equal(alone.sequences[0, 20 - first :], whole.sequences[i, 20:])
-        for a, b in zip(alone.logits, whole.logits, strict=True):
-            assert same(a[0], b[i])
+    check_tokens_of_generate(model)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "llama"])

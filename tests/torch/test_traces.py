@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from tests.products import assert_same, product, values
 from tests.quant.draws import encoded
+from tests.torch.tensors import randn
 
 import isogemm
 from isogemm.errors import OptionError, ShapeError
@@ -17,10 +18,6 @@ import isogemm.torch as iso  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit", "ignore::torch.jit.TracerWarning")  # torch's own
-
-
-def randn(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 W, LONG = randn(5, 32, seed=1), randn(33, 32, seed=2)

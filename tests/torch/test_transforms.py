@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from tests.quant.draws import encoded
+from tests.torch.tensors import randn
 
 import isogemm
 from isogemm.errors import LayoutError, OptionError
@@ -18,11 +18,7 @@ F = torch.func
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, about itself
 
 
-def drawn(*shape: int, seed: int = 0):
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape, dtype=np.float32))
-
-
-W, B, X = drawn(5, 64), drawn(5, seed=1), drawn(3, 64, seed=2)
+W, B, X = randn(5, 64), randn(5, seed=1), randn(3, 64, seed=2)
 QUANTIZED = encoded(W.numpy(), "Q4_0")
 FLOATS = torch.from_numpy(reference.dequantize(QUANTIZED.rows, QUANTIZED.format))
 LAYER = iso.QuantizedLinear(QUANTIZED, B.clone(), activations="fp32")

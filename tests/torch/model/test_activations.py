@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import functools
 import pickle
-import subprocess
-import sys
 
 import pytest
+from tests.process import python
 
 torch = pytest.importorskip("torch")
 
@@ -326,6 +325,4 @@ def test_a_program_means_the_same_activation_in_another_process(tmp_path):
         torch.export.save(torch.export.export(module, (x,)), tmp_path / "exported")
         torch.jit.trace(module, x, check_trace=False).save(tmp_path / "traced")
         torch.save((x, module(x)), tmp_path / "numbers")
-    command = [sys.executable, "-c", ELSEWHERE, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.stdout == "the same\n", done.stderr
+    assert python("-c", ELSEWHERE, tmp_path) == "the same\n"

@@ -127,6 +127,16 @@ def test_an_unknown_style_is_refused_before_anything_is_cut():
     assert [type(child) for child in model] == [iso.Linear, iso.Linear]
 
 
+def test_heads_of_a_model_inside_of_another_are_whole():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.Gemma3Config(text_config={"num_attention_heads": 4, "num_key_value_heads": 1})
+    model = torch.nn.Sequential(iso.Linear(16, 64))
+    model.config = config
+    with pytest.raises(OptionError, match=r"num_key_value_heads of the model: .*a multiple of 2 ranks; got: 1"):
+        parallelise(model, {"0": "colwise"}, Two())
+    assert type(model[0]) is iso.Linear
+
+
 def test_a_model_is_cut_once():
     model = torch.nn.Sequential(iso.Linear(8, 8))
     parallelise(model, {"0": "rowwise"}, Ranks())

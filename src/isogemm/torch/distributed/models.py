@@ -103,7 +103,8 @@ def _check(name: str, layer: Any, style: str, ranks: Ranks) -> None:
 
 
 def check_heads(config: Any, ranks: int) -> None:
-    """Raise OptionError unless so many ranks can share the heads of a configuration, if it has any."""
+    """Raise OptionError unless so many ranks can share the heads of a configuration, if it or its text's has any."""
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
     for key in ("num_attention_heads", "num_key_value_heads"):
         heads = getattr(config, key, None)
         if isinstance(heads, int) and heads % ranks:

@@ -49,7 +49,7 @@ class Activation(Converted):
     `rule` is the operator whose threads' shares count, empty where operators of two rules are in it.
     """
 
-    part = "activation"
+    part = "activation"  # by which `coverage` knows it
     rule: str = ""
     place: str = ""
     training: bool

@@ -22,13 +22,12 @@ from ..operator import Tensor
 
 
 class Converted:
-    """What every layer of isogemm's is: its part of a model, and where the gradients of its parameters go.
+    """What every layer of isogemm's is, and where the gradients of its parameters go.
 
     A buffer is in the parameter's attribute ``main_grad``. Where a parameter serves several layers, each use needs a
     sum of its own: then it is in `main_grads` of the layer.
     """
 
-    part: ClassVar[str] = ""
     main_grads: dict[str, Tensor] | None = None
 
     def _buffer(self, name: str, parameter: Tensor | None) -> Tensor | None:
@@ -123,7 +122,6 @@ class Linear(Converted, torch.nn.Linear):  # type: ignore[misc]
     that parameter's gradient.
     """
 
-    part = "linear"
     contract: Contract | None = None
     grad_order = "leaf4096"
 
@@ -168,7 +166,6 @@ class Linear(Converted, torch.nn.Linear):  # type: ignore[misc]
 class Transposed(Converted):
     """A Linear whose weight is [k, n], as in GPT-2: mixed into its class. x @ weight + bias, with Linear's bits."""
 
-    part = "linear"
     contract: Contract | None = None
     grad_order = "leaf4096"
     weight: Any
@@ -204,7 +201,6 @@ def inferred(x: Tensor, weight: Tensor, bias: Tensor | None, contract: Contract 
 class AnyNorm(Converted):
     """A norm over the last dimension. `grad_order` is that of the rows' sums in the gradients of its parameters."""
 
-    part = "norm"
     grad_order = "leaf4096"
 
     def extra_repr(self) -> str:
@@ -240,8 +236,6 @@ class Embedding(Converted, torch.nn.Embedding):  # type: ignore[misc]
     Without max_norm, scale_grad_by_freq and sparse. The row of padding_idx has a gradient of zero, as in torch.
     """
 
-    part = "embedding"
-
     def forward(self, input: Any) -> Any:
         """Rows of the table, copied.
 
@@ -272,14 +266,16 @@ class Embedding(Converted, torch.nn.Embedding):  # type: ignore[misc]
         return torch.where((ids == self.padding_idx).unsqueeze(-1), rows.detach(), rows)
 
 
-class SiLU(Converted, torch.nn.SiLU):  # type: ignore[misc]
-    """`torch.nn.SiLU` computed by `reductions.silu`."""
-
-    part = "mlp"
+class AnySiLU(Converted):
+    """SiLU, computed by `reductions.silu`: mixed into a class of another library."""
 
     def forward(self, input: Any) -> Any:
         """``x / (1 + exp(-x))``."""
         return reductions.silu(input)
+
+
+class SiLU(AnySiLU, torch.nn.SiLU):  # type: ignore[misc]
+    """`torch.nn.SiLU` computed by `reductions.silu`."""
 
 
 class RowNorm(AnyNorm):

@@ -124,7 +124,6 @@ class GatedMLP(Merging):
     `act_name` is where its activation stands, a module that nobody calls but for its hooks.
     """
 
-    part = "mlp"
     merges = ("gate_proj", "up_proj")
     act_name: ClassVar[str] = "act_fn"
     gate_proj: Any
@@ -168,7 +167,6 @@ class GatedAct(Merging):
     `act_name` is where the activation stands, a module that is converted, or left, by itself.
     """
 
-    part = "mlp"
     merges = ("gate_proj", "up_proj")
     act_name: ClassVar[str] = "act_fn"
     down_proj: Any

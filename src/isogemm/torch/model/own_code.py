@@ -125,7 +125,6 @@ own.ours = {
 class OwnCode(Converted):
     """A module whose own forward method runs in the scope of `own`: mixed into its class."""
 
-    part = "experts"
     scope: ClassVar[type[own]] = own
     contract: Contract | None = None
     grad_order = "leaf4096"

@@ -16,10 +16,8 @@ from typing import Any
 
 import torch
 
-from .. import reductions
 from ..operator import Tensor
 from . import layers, traced
-from .layers import Converted
 from .merging import GatedAct, GatedMLP
 from .traced import Formula
 
@@ -187,7 +185,7 @@ def _foreign(child: Any, looks: Looks) -> Match | None:
     elif not parameters and not hasattr(child, "weight") and has_eps:
         is_norm = looks.at(_row_norm, child).layer is not None  # eps alone says nothing
     elif not parameters and is_silu(child, looks):
-        return Match.unless(touched(child), "mlp", _Silu, cls)
+        return Match.unless(touched(child), "mlp", layers.AnySiLU, cls)
     else:
         return None
     if not is_norm:
@@ -197,16 +195,9 @@ def _foreign(child: Any, looks: Looks) -> Match | None:
     return found
 
 
-class _Silu(Converted):
-    part = "mlp"
-
-    def forward(self, input: Any) -> Any:
-        return reductions.silu(input)
-
-
 def is_silu(child: Any, looks: Looks) -> bool:
     """Whether an activation module is SiLU: by name, and by what it does."""
-    if type(child) is torch.nn.SiLU or isinstance(child, (layers.SiLU, _Silu)):
+    if type(child) is torch.nn.SiLU or isinstance(child, layers.AnySiLU):
         return True
     return type(child).__name__ == "SiLUActivation" and not looks.at(_no_silu, child)
 

@@ -53,7 +53,6 @@ class QuantizedLinear(Converted, torch.nn.Module):  # type: ignore[misc]
     As `isogemm.linear`.
     """
 
-    part = "linear"
     grad_order = "leaf4096"
     blocks: Tensor
 

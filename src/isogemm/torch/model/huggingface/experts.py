@@ -7,7 +7,7 @@ attributes. The routers, and what a block computes besides, keep their own code 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -31,7 +31,6 @@ class Experts(Converted):
     rows, in the order of the tokens; those in buffers begin with a new block of the contract's at every leaf of tokens.
     """
 
-    part: ClassVar[str] = "experts"
     contract: Contract | None = None
     grad_order = "leaf4096"
     num_experts: int

@@ -36,8 +36,6 @@ _CALL = re.compile(r"functional\.scaled_dot_product_attention\(|F\.scaled_dot_pr
 class OwnAttention(OwnBlock):
     """`OwnBlock` of an attention module. For weights its code has another way, which is not looked at."""
 
-    part = "attention"
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The module's own. Raises OptionError: its weights are asked for."""
         refuse_weights(kwargs.get("output_attentions"))

@@ -96,7 +96,6 @@ class RotaryAttention(Merging):
     ``o_proj(attention(rope(q_norm(q_proj(x))), rope(k_norm(k_proj(x))), v_proj(x)))``, with or without the two norms.
     """
 
-    part: ClassVar[str] = "rope"
     merges = ("q_proj", "k_proj", "v_proj")
     contract: Contract | None = None
     o_proj: Any
@@ -210,7 +209,6 @@ class Rotary(Converted):
     `once`, not doubled, as in gpt-oss; with `joined`, as complex numbers, as in Llama 4.
     """
 
-    part: ClassVar[str] = "rope"
     table: Tensor
     halves: bool = False
     once: ClassVar[bool] = False

@@ -106,14 +106,12 @@ class _Chained(torch.autograd.Function):  # type: ignore[misc]
 class OwnLayer(OwnBlock):
     """`OwnBlock` of a layer, which checkpointing runs again in a backward pass."""
 
-    part = "attention"
     scope = attending
 
 
 class OwnModel(OwnBlock):
     """`OwnBlock` of the model around such layers."""
 
-    part = "attention"
     scope = attending
     config: Any
     training: bool

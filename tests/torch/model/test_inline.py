@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tests.models.families import family  # noqa: E402
 from tests.models.sweep import build  # noqa: E402
 from tests.torch.tensors import same  # noqa: E402
 
@@ -18,17 +19,9 @@ from isogemm.errors import OptionError  # noqa: E402
 IDS = torch.arange(2 * 9).view(2, 9) * 5 % 96
 
 
-def model(name):
-    torch.manual_seed(0)
-    found = build(f"{name}ForCausalLM")
-    for p in found.parameters():
-        p.data.normal_(std=0.3)
-    return found.eval()
-
-
 @pytest.mark.parametrize("name", ["Falcon", "Llama4"])
 def test_results_gradients_and_the_way_back(name):
-    theirs = model(name)
+    theirs = family(name, torch.float32)
     ours = copy.deepcopy(theirs)
     iso.convert(ours, strict=True)
     kept = [type(child) for child in theirs.modules()]
@@ -47,7 +40,7 @@ def test_results_gradients_and_the_way_back(name):
 
 def test_gradients_of_a_token_do_not_see_the_batch():
     for name in ("Falcon", "Llama4"):
-        ours = model(name)
+        ours = family(name, torch.float32)
         iso.convert(ours, strict=True)
         x = ours.get_input_embeddings()(IDS).detach()
         both, alone = x.clone().requires_grad_(), x[1:].clone().requires_grad_()
@@ -76,7 +69,7 @@ def test_attention_of_its_own_that_is_something_else():
 
 
 def test_a_block_that_looks_at_the_batch_is_left():
-    found = model("Llama4")
+    found = family("Llama4", torch.float32)
     block = next(m for m in found.modules() if type(m).__name__ == "Llama4TextMoe")
 
     class Centred(type(block)):
@@ -90,7 +83,7 @@ def test_a_block_that_looks_at_the_batch_is_left():
 
 
 def test_buffers_of_stacked_experts_are_refused():
-    ours = model("Llama4")
+    ours = family("Llama4", torch.float32)
     iso.convert(ours, strict=True)
     iso.use_main_grad(ours)
     with pytest.raises(OptionError, match="main_grad of stacked experts"):

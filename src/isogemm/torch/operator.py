@@ -206,9 +206,9 @@ def define(
 ) -> Any:  # fmt: skip
     """The operator isogemm::{name}, without torch's `custom_op` around it, whose checks take longer than a short call.
 
-    So others have to see to what that would look after. Bodies: no result is an argument's memory or another result's
-    (`apart`), and writes to an argument are counted (`torch.autograd.graph.increment_version`). Who calls an operator
-    without `backward` in a gradient: that is not differentiated itself (`once`).
+    What those would find is left to who defines one. A body returns no memory of an argument or of another result
+    (`apart`), and counts what it writes to an argument (`torch.autograd.graph.increment_version`). A gradient in which
+    an operator without `backward` is called is not differentiated again (`once`).
 
     Parameters
     ----------

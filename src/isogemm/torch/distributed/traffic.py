@@ -9,9 +9,8 @@ from ...api.plan import plan
 from ...base import arguments
 from ...base.dtypes import ITEMSIZE, as_dtype, name_of
 from ...contract.spec import ContractLike, as_contract
-from ...errors import ShapeError
 from ..device import column
-from .ranks import check_divides, leaves_of
+from .ranks import Ranks, check_divides
 from .sums import FEW_ROWS, OVERLAP_ROWS
 
 
@@ -123,14 +122,11 @@ def traffic(
     chosen, kind = as_contract(alone.contract), name_of(element)
     itemsize = ITEMSIZE[kind]
     check_divides("tp", tp, order)
-    leaves = leaves_of(order)
+    one = Ranks(order=order)
     for name, length in (("n", n), ("k", k)):
-        if length % (leaves * chosen.block):
-            step = leaves * chosen.block
-            nearest = max(step, round(length / step) * step)
-            raise ShapeError(name, limit=f"a multiple of {step} for {order}", value=length, nearest=nearest)
+        one.part(name, length, chosen.block)
     whole = f"{chosen.arithmetic}/{order}"
-    part = f"{chosen.arithmetic}/{f'tree{leaves // tp}' if leaves > tp else 'chain'}"
+    part = f"{chosen.arithmetic}/{f'tree{one.leaves // tp}' if one.leaves > tp else 'chain'}"
     mapped = device.lower() not in ("cpu", "webgpu")
     back, rows = _Sum.of(m, k, tp, itemsize, mapped=mapped), _Sum.of(m, n, tp, itemsize, mapped=mapped)
 

@@ -108,6 +108,19 @@ def test_a_trace_nests(tmp_path):
     assert found == [op["name"] for op in made.plan["ops"]]
 
 
+def test_a_folder_that_cannot_take_the_program_is_refused_before_anything_is_lowered(tmp_path, monkeypatch):
+    program(phase="prefill").save(tmp_path / "taken")
+    (tmp_path / "file").write_text("mine")
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(MODEL.to_dict()))
+    monkeypatch.setattr("isogemm.program.lower", None)
+    for out, said in (("taken", "a plan of one phase"), ("file", "a folder to write into")):
+        error = CliRunner().invoke(app, ["program", "lower", str(config), "--out", str(tmp_path / out)]).exception
+        assert isinstance(error, OptionError)
+        assert f"folder of a program: limit: {said}; got: {tmp_path / out}" in str(error)
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["config.json", "file", "taken"]
+
+
 def test_another_leaf_is_other_numbers(tmp_path):
     config = tmp_path / "config.json"
     config.write_text(json.dumps(MODEL.to_dict()))

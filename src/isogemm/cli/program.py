@@ -34,8 +34,10 @@ def lower_command(
 ) -> None:
     """Write a model's execution plan and memory layout."""
     from ..program import lower, tuned
+    from ..program.program import check_folder
     from ..quant import load
 
+    check_folder(out, phase)
     formats: Any = load(quantize) if quantize.endswith(".gguf") else quantize or None
     made = lower(
         _read(config), batch=batch, tokens=tokens, phase=phase, threads=threads or None, mode=mode,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.arguments import extent, flag, nearest, of_type, one_of, path
-from ..base.disk import read_object, write_whole
+from ..base.disk import check_room, read_object, write_whole
 from ..base.limits import at_most
 from ..base.threads import get_num_threads
 from ..contract.attention import LEAF
@@ -77,18 +78,10 @@ class Program:
         OptionError
             The folder has a plan of another phase, or cannot be made or written into, as where a file has its name.
         """
-        what = "folder of a program"
-        place = Path(path(what, folder, "'plan'"))
-        if set(_phases(place)) - {self.phase}:
-            raise _several(place, f"{place}-{self.phase}")
-        try:
-            place.mkdir(parents=True, exist_ok=True)
+        place = check_folder(folder, self.phase)
+        with _writing(place):
             for name, data in ((PLAN_FILE, self.plan), (LAYOUT_FILE, self.layout)):
                 write_whole(place / name[self.phase], json.dumps(data, indent=1) + "\n")
-        except OSError as error:
-            raise OptionError(
-                what, limit="a folder to write into", value=f"{place} ({error})", nearest="plan"
-            ) from error
         return place
 
     def explain(self) -> str:
@@ -405,6 +398,26 @@ def _patterns(model: DecoderConfig, quantize: str | Mapping[str, str | None] | T
     for pattern in () if isinstance(patterns, str) else patterns:
         of_type("quantize", pattern, str, "patterns of weights' names", "'*'")
     return {"*": patterns} if isinstance(patterns, str) else dict(patterns)
+
+
+def check_folder(folder: str | Path, phase: str) -> Path:
+    """The folder, where `Program.save` can write a program of that phase; raises what that does, and leaves nothing."""
+    place = Path(path("folder of a program", folder, "'plan'"))
+    if set(_phases(place)) - {phase}:
+        raise _several(place, f"{place}-{phase}")
+    with _writing(place):
+        check_room(place / "plan")
+    return place
+
+
+@contextmanager
+def _writing(place: Path) -> Iterator[None]:
+    """What the system says of a folder within becomes an OptionError."""
+    try:
+        yield
+    except OSError as error:
+        limit, value = "a folder to write into", f"{place} ({error})"
+        raise OptionError("folder of a program", limit=limit, value=value, nearest="plan") from error
 
 
 def _phases(place: Path) -> list[str]:

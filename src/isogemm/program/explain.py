@@ -69,16 +69,11 @@ def explain(program: Any) -> str:
 
 def differences(one: Any, other: Any) -> tuple[list[str], list[str]]:
     """(what differs in who computes and where, what differs in the numbers): without the second bits cannot differ."""
-    numbers = []
-    for name in (*NUMBERS, "leaf"):
-        values = one.plan["isogemm"][name], other.plan["isogemm"][name]
-        if values[0] != values[1]:
-            numbers.append(f"{name}: {values[0]} and {values[1]}")
-    found = [
-        f"{name}: {one.plan['isogemm'][name]} and {other.plan['isogemm'][name]}"
-        for name in ("micro_batches", "recompute")
-        if one.plan["isogemm"][name] != other.plan["isogemm"][name]
-    ]
+    ours, theirs = one.plan["isogemm"], other.plan["isogemm"]
+    numbers, found = (
+        [f"{name}: {ours[name]} and {theirs[name]}" for name in names if ours[name] != theirs[name]]
+        for names in ((*NUMBERS, "leaf"), ("micro_batches", "recompute"))
+    )
     ops = [{op["name"]: op for op in program.plan["ops"]} for program in (one, other)]
     found += _changed("only in one plan", ops[0].keys() ^ ops[1].keys())
     both = [name for name in ops[0] if name in ops[1]]

@@ -67,10 +67,13 @@ class Gradients:
             total = added
         return total
 
+    def add(self, op: GraphNode, kind: str, reads: tuple[str, ...], writes: tuple[str, ...], **options: object) -> None:
+        """An operation of `op`'s gradient, named after the first value that it writes."""
+        self.graph.add(writes[0], kind, self.phase, reads, writes, of=op.name, **options)
+
     def contribute(self, op: GraphNode, place: int, kind: str, *reads: str, **options: object) -> None:
         """An operation whose result is a contribution to the gradient of operand `place`."""
-        added = self.contribution(op, place)
-        self.graph.add(added, kind, self.phase, reads, (added,), of=op.name, **options)
+        self.add(op, kind, reads, (self.contribution(op, place),), **options)
 
     def contribution(self, op: GraphNode, place: int) -> str:
         """A new value for a contribution to the gradient of operand `place`."""
@@ -78,16 +81,14 @@ class Gradients:
         self.parts.setdefault(op.reads[place], []).append(added)
         return added
 
-    def sum_rows(self, op: GraphNode, name: str, terms: str) -> None:
-        """The gradient of a vector that all rows share: the sum of `terms` over them, in leaves of rows."""
-        dw = self.weight(op, name)
-        self.graph.add(dw, "sum_rows", self.phase, (terms, dw), (dw,), of=op.name)
+    def accumulate(self, op: GraphNode, name: str, kind: str, *reads: str) -> None:
+        """An operation that adds to the gradient of weight `name`.
 
-    def weight(self, op: GraphNode, name: str) -> str:
-        """The buffer of a weight's gradient; a weight that is used twice has one for each use, added at the end."""
+        A weight that is used twice has a buffer for each use, and the buffers are added at the end.
+        """
         use = f"dw.{name}" if f"dw.{name}" not in self.graph.values else f"dw.{name}.by.{op.name}"
-        shape = self.graph.values[name].shape
-        return self.graph.value(use, shape, "grad_weights", kept=True, given=True)
+        dw = self.graph.value(use, self.graph.values[name].shape, "grad_weights", kept=True, given=True)
+        self.add(op, kind, (*reads, dw), (dw,))
 
     def _value(self, name: str, like: str) -> str:
         return self.graph.value(name, self.graph.values[like].shape, "grad_activations")
@@ -97,10 +98,9 @@ def _linear(to: Gradients, op: GraphNode, dy: str) -> None:
     """``dx = dy @ w``, ``dw += dy.T @ x`` in leaves of rows, and the bias's the sum of ``dy``."""
     x, w, *bias = op.reads
     to.contribute(op, 0, "linear_dx", dy, w)
-    dw = to.weight(op, w)
-    to.graph.add(dw, "linear_dw", to.phase, (dy, x, dw), (dw,), of=op.name)
+    to.accumulate(op, w, "linear_dw", dy, x)
     for name in bias:
-        to.sum_rows(op, name, dy)
+        to.accumulate(op, name, "sum_rows", dy)
 
 
 def _rms_norm(to: Gradients, op: GraphNode, dy: str) -> None:
@@ -112,9 +112,9 @@ def _rms_norm(to: Gradients, op: GraphNode, dy: str) -> None:
     terms = to.graph.value(f"d.{op.name}.terms", to.graph.values[x].shape, "grad_activations")
     dx = to.contribution(op, 0)
     kind = "layer_norm_back" if bias else "rms_norm_back"
-    to.graph.add(dx, kind, to.phase, (dy, x, w), (dx, terms), of=op.name, **op.options)
+    to.add(op, kind, (dy, x, w), (dx, terms), **op.options)
     for name, some in ((w, terms), *((name, dy) for name in bias)):
-        to.sum_rows(op, name, some)
+        to.accumulate(op, name, "sum_rows", some)
 
 
 def _add(to: Gradients, op: GraphNode, dy: str) -> None:
@@ -125,8 +125,7 @@ def _add(to: Gradients, op: GraphNode, dy: str) -> None:
 
 def _silu_mul(to: Gradients, op: GraphNode, dy: str) -> None:
     """``s = sigmoid(x)``, ``dx = (dy * y) * (s * (1 + x * (1 - s)))``, ``dy * (x * s)`` for y."""
-    found = tuple(to.contribution(op, place) for place in (0, 1))
-    to.graph.add(found[0], "silu_mul_back", to.phase, (dy, *op.reads), found, of=op.name)
+    to.add(op, "silu_mul_back", (dy, *op.reads), tuple(to.contribution(op, place) for place in (0, 1)))
 
 
 def _gelu(to: Gradients, op: GraphNode, dy: str) -> None:
@@ -152,14 +151,13 @@ def _split(to: Gradients, op: GraphNode, dy: str) -> None:
 def _attention(to: Gradients, op: GraphNode, dy: str) -> None:
     """The steps of `isogemm.torch.attention.gradients`."""
     found = tuple(to.contribution(op, place) for place in range(3))
-    to.graph.add(found[0], "attention_back", to.phase, (dy, *op.reads, *op.writes), found, of=op.name, **op.options)
+    to.add(op, "attention_back", (dy, *op.reads, *op.writes), found, **op.options)
 
 
 def _embedding(to: Gradients, op: GraphNode, dy: str) -> None:
     """Rows of dy added in order to those of their ids."""
     ids, w = op.reads
-    dw = to.weight(op, w)
-    to.graph.add(dw, "scatter", to.phase, (dy, ids, dw), (dw,), of=op.name)
+    to.accumulate(op, w, "scatter", dy, ids)
 
 
 def _loss(to: Gradients, op: GraphNode, dy: str) -> None:

@@ -112,12 +112,21 @@ class Program:
 
 
 class Run:
-    """A program in memory."""
+    """A program in memory.
+
+    Attributes
+    ----------
+    program : Program
+    executor : ProgramExecutor
+        What walks the plan.
+    steps : int
+        Of training, or calls of `logits`, so far.
+    """
 
     def __init__(self, program: Program, weights: Mapping[str, Any], *, canaries: bool = True) -> None:
         self.program = program
         self.steps = 0
-        self._executor = ProgramExecutor(program.lowered, program.plan, program.layout, canaries=canaries)
+        self.executor = ProgramExecutor(program.lowered, program.plan, program.layout, canaries=canaries)
         self._about = program.plan["isogemm"]
         dtypes = {value.name: value.dtype for value in program.graph.section("weights")}
         for name, stored in stored_weights(program.model, weights, dtypes, train=program.phase == "train"):
@@ -138,21 +147,16 @@ class Run:
         if program.phase == "train":
             self.array("minus_sin")[...] = -sin
 
-    @property
-    def executor(self) -> ProgramExecutor:
-        """What walks the plan."""
-        return self._executor
-
     def array(self, name: str) -> NDArray[Any]:
         """A tensor of the layout, as it is now; activations share memory and last as long as they are needed.
 
         Raises OptionError: the layout has none of that name.
         """
-        names = self._executor.memory.names
+        names = self.executor.memory.names
         if name not in names:
             limit, close = "a name of the layout", nearest(str(name), names, names[0])
             raise OptionError("tensor", limit=limit, value=repr(name), nearest=close)
-        return self._executor.memory.array(name)
+        return self.executor.memory.array(name)
 
     def step(self, ids: Any, targets: Any, rates: AdamW | None = None) -> float:
         """One training step of a program of ``train``; the mean of -log p(target) before it.
@@ -175,13 +179,13 @@ class Run:
         chosen = of_type("rates", AdamW() if rates is None else rates, AdamW, "an AdamW", "AdamW(lr=1e-3)")
         self.steps += 1
         self.array("scalars")[...] = scalars(chosen, self.steps)
-        self._executor.run("zero")
+        self.executor.run("zero")
         each = self._about["batch"] // self._about["micro_batches"]
         for start in range(0, self._about["batch"], each):
             for name, x in zip(("ids", "targets"), both, strict=True):
                 self.array(name)[...] = x[start : start + each].reshape(-1)
-            self._executor.run("forward", "backward")
-        self._executor.run("optimizer")
+            self.executor.run("forward", "backward")
+        self.executor.run("optimizer")
         return float(self.array("loss")[0])
 
     def logits(self, ids: Any) -> NDArray[np.float32]:
@@ -189,7 +193,7 @@ class Run:
         self._only("prefill", "logits")
         found = self._tokens("ids", ids, (self._about["batch"], self._about["tokens"]))
         self.array("ids")[...] = found.reshape(-1)
-        self._executor.run("forward")
+        self.executor.run("forward")
         self.steps += 1
         return self.array("logits").reshape(*found.shape, -1).copy()
 
@@ -216,7 +220,7 @@ class Run:
         self.array("positions")[...] = now = self._tokens("positions", positions, shape, self._about["tokens"])
         self.array("ids")[...] = found
         with self._unseen.aside(now):
-            self._executor.run("forward")
+            self.executor.run("forward")
         return self.array("logits").copy()
 
     def fill(self, prefill: Run) -> None:

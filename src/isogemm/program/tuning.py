@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..base.arguments import extent, of_type
 from .model import DecoderConfig
-from .plan import Choices, choices_of
+from .plan import choices_of
 from .program import Program, Run, relowered
 
 GAIN = 0.95  # of the time: what is not that much shorter is taken for chance
@@ -35,7 +36,8 @@ def tuned(program: Program, rounds: int = ROUNDS) -> Program:
     rounds = extent("rounds", rounds)
     chosen = choices_of(program.plan)
     alone = {op["name"]: {**chosen.dispatch[op["name"]], "threads": 1} for op in program.plan["ops"]}
-    runs = [_started(each) for each in (program, relowered(program.plan, _with(chosen, alone)))]
+    programs = program, relowered(program.plan, replace(chosen, dispatch=alone))
+    runs = [each.start(random_weights(each.model, np.random.default_rng(0))) for each in programs]
     least: list[dict[str, float]] = [{}, {}]
     for _ in range(rounds + 1):  # the first compiles
         for run, times in zip(runs, least, strict=True):
@@ -44,15 +46,7 @@ def tuned(program: Program, rounds: int = ROUNDS) -> Program:
             for name, _, begin, end in run.executor.times:
                 times[name] = min(times.get(name, np.inf), end - begin)
     serial = {name: each for name, each in alone.items() if least[1][name] < GAIN * least[0][name]}
-    return relowered(program.plan, _with(chosen, {**chosen.dispatch, **serial}))
-
-
-def _with(chosen: Choices, dispatch: dict[str, Any]) -> Choices:
-    return Choices(chosen.threads, chosen.mode, chosen.groups, dispatch)
-
-
-def _started(program: Program) -> Run:
-    return program.start(random_weights(program.model, np.random.default_rng(0)))
+    return relowered(program.plan, replace(chosen, dispatch={**chosen.dispatch, **serial}))
 
 
 def _once(run: Run) -> None:

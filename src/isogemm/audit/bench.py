@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,8 +137,7 @@ class ProviderBench:
         x_before = x.copy()
         stamp = self._stamp if w is self.operands.w else _stamp(w)
         try:
-            with np.errstate(all="ignore"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
                 y = (run or self.provider.linear)(x, w)
         except (Exception, SystemExit) as error:
             text = first_line(error)
@@ -204,11 +203,6 @@ class ProviderBench:
         if y.dtype != self.out_dtype:
             raise ProviderFault(f"returned dtype {y.dtype} where it returned {self.out_dtype} before")
         return y
-
-
-def concatenated(parts: Sequence[Array]) -> Array:
-    """Row blocks of a result, one under the other."""
-    return np.concatenate(list(parts), axis=0)
 
 
 def _stamp(w: Array) -> tuple[int, bytes]:

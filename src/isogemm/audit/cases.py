@@ -23,7 +23,7 @@ from .bench import Disqualified, LinearOperands, NotApplicable, ProviderBench, P
 from .data import ActivationSource, Array, WeightSource, as_dtype, portable, weight_named
 from .named import load_provider
 from .providers import Provider
-from .relations import RELATIONS, Pair, Params, Scope
+from .relations import RELATIONS, Pair, Params, Scope, chunk_lengths
 
 Status = Literal["held", "changed", "failed", "n/a"]
 MAX_COLUMNS = 4096
@@ -89,8 +89,7 @@ class Case:
     def m(self) -> int:
         """Rows of the whole batch."""
         if "chunks" in self.params:
-            parts = (part.partition("x") for part in str(self.params["chunks"]).split("+"))
-            return sum(int(length) * int(times or 1) for length, _, times in parts)
+            return sum(chunk_lengths(str(self.params["chunks"])))
         return int(self.params["m"])
 
     def text(self) -> str:

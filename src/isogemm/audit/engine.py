@@ -246,7 +246,7 @@ class _Audit:
                 outcome = evaluate(bench, case)
                 if not result.relations[relation.name].drifts:
                     outcome = with_kernels(outcome, bench, case)
-                result.add(relation.name, outcome)
+                result.relations[relation.name].add(outcome)
                 if outcome.fatal:
                     raise Disqualified(outcome.reason)
             result.ran = True

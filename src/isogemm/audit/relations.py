@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from .bench import NotApplicable, ProviderBench, concatenated, sampled_columns
+from .bench import NotApplicable, ProviderBench, sampled_columns
 from .data import ActivationSource, Array, arrange
 from .providers import FORMS, Function
 
@@ -118,7 +118,7 @@ def _population(bench: ProviderBench, params: Params) -> Pair:
         common = min(m, against)
         return _whole(bench, bench.product(against)[:common], got[:common])
     rows = np.unique(np.concatenate([np.arange(min(m, _ALONE_ROWS)), [m // 2, m - 1]]))
-    return Pair(concatenated([bench.alone(int(r)) for r in rows]), got[rows], rows, bench.operands.columns)
+    return Pair(np.concatenate([bench.alone(int(r)) for r in rows]), got[rows], rows, bench.operands.columns)
 
 
 @_relation(
@@ -164,6 +164,12 @@ def _padding(bench: ProviderBench, params: Params) -> Pair:
     return _whole(bench, bench.product(m), bench.keep(bench.call(x))[:m])
 
 
+def chunk_lengths(text: str) -> list[int]:
+    """Rows of each chunk; ``64+1x24`` is 64 rows and then 24 times one."""
+    parts = (part.partition("x") for part in text.split("+"))
+    return [rows for length, _, times in parts for rows in [int(length)] * int(times or 1)]
+
+
 @_relation(
     "schedule",
     "a prefill in chunks or token by token",
@@ -171,16 +177,13 @@ def _padding(bench: ProviderBench, params: Params) -> Pair:
 )
 def _schedule(bench: ProviderBench, params: Params) -> Pair:
     """Rows fed in chunks (a chunked prefill, or token by token), against all rows at once."""
-    lengths: list[int] = []
-    for part in str(params["chunks"]).split("+"):
-        length, _, times = part.partition("x")
-        lengths += [int(length)] * int(times or 1)
+    lengths = chunk_lengths(str(params["chunks"]))
     ends = np.cumsum(lengths)
     x = bench.x(int(ends[-1]))
     parts = [
         bench.keep(bench.call(arrange(x[end - length : end], "C"))) for end, length in zip(ends, lengths, strict=True)
     ]
-    return _whole(bench, bench.product(int(ends[-1])), concatenated(parts))
+    return _whole(bench, bench.product(int(ends[-1])), np.concatenate(parts))
 
 
 @_relation("packing", "a weight prepared first", lambda _: [{"m": m} for m in (1, 2, 5, 16, 64, 128)])
@@ -201,7 +204,7 @@ def _rerun(bench: ProviderBench, params: Params) -> Pair:
     first = bench.product(m)
     again = [bench.keep(bench.call(bench.x(m))) for _ in range(times)]
     rows = np.tile(np.arange(m), times)
-    return Pair(concatenated([first] * times), concatenated(again), rows, bench.operands.columns)
+    return Pair(np.concatenate([first] * times), np.concatenate(again), rows, bench.operands.columns)
 
 
 @_relation(
@@ -273,7 +276,7 @@ def _backward(bench: ProviderBench, params: Params) -> Pair:
     columns = sampled_columns(len(turned), len(bench.operands.columns))
     dy = arrange(_gradients(bench, m, turned.shape[1]), "C")
     parts = [bench.keep(bench.call(arrange(dy[i : i + rows], "C"), turned), columns) for i in range(0, m, rows)]
-    return Pair(bench.keep(bench.call(dy, turned), columns), concatenated(parts), np.arange(m), columns)
+    return Pair(bench.keep(bench.call(dy, turned), columns), np.concatenate(parts), np.arange(m), columns)
 
 
 @_relation(

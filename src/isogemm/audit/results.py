@@ -176,8 +176,6 @@ class ProviderResult:
         Why it did not run, or was given up on a shape; empty when neither happened.
     relations : dict of str to RelationResult
     agreement : Agreement
-    histogram : list of int
-        Changed outputs in each of `ULP_BINS`, over all relations.
     relative_error : float
         Largest error of a sample against float64, as a share of its norm: what a gross error shows in, no bound.
     """
@@ -187,7 +185,6 @@ class ProviderResult:
     agreement: Agreement
     reason: str = ""
     ran: bool = False
-    histogram: list[int] = field(default_factory=lambda: [0] * len(ULP_BINS))
     relative_error: float = 0.0
 
     @classmethod
@@ -195,11 +192,6 @@ class ProviderResult:
         """Before the first case of relations with these meanings."""
         relations = {relation: RelationResult(relation, meaning=text) for relation, text in meanings.items()}
         return cls(name, relations, Agreement(tuple(sweep)))
-
-    def add(self, relation: str, outcome: Outcome, unpromised: str = "") -> None:
-        """Count one more case; see `RelationResult.add`."""
-        self.relations[relation].add(outcome, unpromised)
-        self.histogram = [a + b for a, b in zip(self.histogram, outcome.histogram, strict=True)]
 
     @property
     def status(self) -> Literal["held", "changed", "failed", "absent"]:
@@ -225,6 +217,11 @@ class ProviderResult:
     def compared(self) -> int:
         """Outputs that were compared."""
         return sum(r.outputs for r in self.relations.values())
+
+    @property
+    def histogram(self) -> list[int]:
+        """Changed outputs in each of `ULP_BINS`, over all relations."""
+        return [sum(counts) for counts in zip(*(r.histogram for r in self.relations.values()), strict=True)]
 
     @property
     def first_drifts(self) -> list[FirstDifference]:

@@ -38,8 +38,7 @@ def measure(
     ]
     if not candidates:
         return []
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
         timings = interleave(candidates, blocks=blocks, block_seconds=0.01, pause=0.03, progress=lambda *_: step())
     best = fastest(timings)
     linear = operands.linear
@@ -70,8 +69,7 @@ def _runner(provider: Provider, x: Array, weights: Sequence[Array]) -> Callable[
 
 def _runs(provider: Provider, x: Array, w: Array) -> bool:
     try:
-        with np.errstate(all="ignore"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
             provider.linear(x, w)
     except (Exception, SystemExit):
         return False

@@ -135,7 +135,7 @@ def not_measured(report: Results) -> list[str]:
 
 def provider_text(result: ProviderResult) -> str:
     """What was found about one provider."""
-    outputs = sum(r.outputs for r in result.relations.values())
+    outputs = result.compared
     changed = sum(r.changed_outputs for r in result.relations.values())
     broken = [r.relation for r in result.relations.values() if r.demanded == "changed"]
     excused = [r for r in result.relations.values() if r.excused]

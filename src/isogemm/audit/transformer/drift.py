@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -126,7 +127,7 @@ class Evaluation:
         if relation.gradients:
             return self._gradients(relation, case)
         runs = relation.runs(self.prompts, self.scope, case.params)
-        expected, got = self._outputs(runs[0]), self.subject.outputs(runs[1])
+        expected, got = self._reference(runs[0], self.subject.outputs), self.subject.outputs(runs[1])
         if relation.name == "population":
             alone, beside = (memory("outputs", rows).reshape(1, -1) for _, rows in (expected, got))
             self.kept |= {1: alone, int(case.params["batch"]): beside}
@@ -144,9 +145,10 @@ class Evaluation:
         self.located.add(relation.name)
         return first
 
-    def _outputs(self, run: ModelRun) -> Rows:
+    def _reference(self, run: ModelRun, compute: Callable[[ModelRun], Any]) -> Any:
+        """What the first of two runs gives; that of the case before, where it is the same run."""
         if self._last is None or self._last[0] != run:
-            self._last = (run, self.subject.outputs(run))
+            self._last = (run, compute(run))
         return self._last[1]
 
     def _drift(self, case: ModelCase, runs: tuple[ModelRun, ModelRun], a: Array, b: Array, tokens: Array) -> ModelDrift:
@@ -201,21 +203,22 @@ class Evaluation:
 
     def _gradients(self, relation: ModelRelation, case: ModelCase) -> Outcome:
         runs = relation.runs(self.training, self.scope, case.params)
-        if self._last is None or self._last[0] != runs[0]:
-            self._last = (runs[0], self.subject.gradients(runs[0], self.training))
-        expected, got = self._last[1], self.subject.gradients(runs[1], self.training)
-        total = Outcome("held")
+        gradients = partial(self.subject.gradients, prompts=self.training)
+        expected, got = self._reference(runs[0], gradients), gradients(runs[1])
         differ: dict[str, float] = {}
+        outputs, found = 0, []
         for name, left in expected.items():
             a, b = (memory("gradient", x).reshape(1, -1) for x in (left, got[name]))
-            changed, largest, histogram = changes(a, b)
-            if changed:
+            outputs += a.size
+            found.append(changes(a, b))
+            if found[-1][0]:
                 differ[name] = _largest(a, b)
-            total = _added(total, a.size, changed, largest, histogram)
         if not differ:
-            return total
+            return Outcome("held", outputs)
         drift = self._gradient_drift(case, runs, differ) if self._locate(relation) else None
-        return Outcome("changed", total.outputs, total.changed, total.max_ulp, total.histogram, drift)
+        changed, largest, histograms = zip(*found, strict=True)
+        bins = tuple(map(sum, zip(*histograms, strict=True)))
+        return Outcome("changed", outputs, sum(changed), max(largest), bins, drift)
 
     def _gradient_drift(self, case: ModelCase, runs: tuple[ModelRun, ModelRun], differ: dict[str, float]) -> ModelDrift:
         traces = []
@@ -261,15 +264,8 @@ def _largest(a: Array, b: Array) -> float:
         return float(np.nan_to_num(np.abs(a.astype(np.float64) - b.astype(np.float64)), nan=np.inf).max())
 
 
-def _added(total: Outcome, outputs: int, changed: int, largest: int, histogram: Sequence[int]) -> Outcome:
-    both = tuple(a + b for a, b in zip(total.histogram, histogram, strict=True))
-    return Outcome("held", total.outputs + outputs, total.changed + changed, max(total.max_ulp, largest), both)
-
-
-def _module_of(found: Difference | None, trace: Trace) -> str:
+def _module_of(found: Difference, trace: Trace) -> str:
     """The module that computed what differs: an input is its caller's."""
-    if found is None:
-        return ""
     name = found.key.module
     return trace.callers.get(name, "") if found.key.kind == "input" else name
 

@@ -232,11 +232,10 @@ class _Audit:
             text = ", ".join(f"{key} {value}" for key, value in params.items())
             self.progress(self.done, self.total, f"{mode} {relation.name} ({text})")
             self.done += 1
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with warnings.catch_warnings(action="ignore"):
                 case = ModelCase(mode, relation.name, params, self.title, words)
                 outcome = evaluate(evaluation, relation, case)
-            result.add(relation.name, outcome, not_promised(mode, relation.name, params, self.attention))
+            result.relations[relation.name].add(outcome, not_promised(mode, relation.name, params, self.attention))
         result.ran = True
         result.agreement.add(evaluation.kept)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .declare import Row
@@ -173,7 +173,6 @@ def number(value: float, digits: int = 3) -> str:
     return f"{float(text):,.0f}" if abs(float(text)) >= 1000 else text
 
 
-def best(row: Row, chosen: Callable[[str], bool], clock: str = "") -> float | None:
-    """The least median among the ways whose name is chosen; None where there is none."""
-    found = [t["median"] for way, t in times(row, clock).items() if chosen(way)]
-    return min(found, default=None)
+def median(row: Row, way: str, clock: str = "") -> float | None:
+    """Median seconds of a way by one clock; None where it was not timed so."""
+    return times(row, clock).get(way, {}).get("median")

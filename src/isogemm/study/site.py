@@ -18,8 +18,9 @@ from ..base.dtypes import NUMPY
 from ..base.tuning import BUDGET, get_tuning, set_tuning
 from ..contract.spec import Contract
 from ..errors import DeviceError
-from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, cache_sizes, limit_threads, measure_ceilings
+from ..lab import WALL, Ceilings, Clock, SubmitClock, SyncClock, last_level_cache, limit_threads, measure_ceilings
 from ..lab.limits import held
+from ..lab.rotation import CACHES_TO_FILL
 from ..operands.device_array import DeviceId
 from ..planner.tuning import Wanted, pose
 
@@ -103,7 +104,8 @@ class Site:
 
     def copies(self, nbytes: int) -> int:
         """How many sets of operands are past the cache when their turn comes again; 1 where one set fills it."""
-        return 1 if nbytes > 3 * self.cache else min(64, max(2, -(-3 * self.cache // max(1, nbytes))))
+        filled = CACHES_TO_FILL * self.cache
+        return 1 if nbytes > filled else min(64, max(2, -(-filled // max(1, nbytes))))
 
 
 def untuned() -> AbstractContextManager[None]:
@@ -144,7 +146,7 @@ def _cpu(ceilings: bool) -> Site:
         clocks["profiled"] = ProfiledClock(lambda: None, cuda=False)
     limits = {"fp32": measure_ceilings(get_num_threads())} if ceilings else {}
     free = psutil.virtual_memory().available
-    return Site("cpu", cpu_model(), free, max(cache_sizes().values(), default=32 << 20), torch, clocks, limits)
+    return Site("cpu", cpu_model(), free, last_level_cache(), torch, clocks, limits)
 
 
 def _cuda(ceilings: bool) -> Site:

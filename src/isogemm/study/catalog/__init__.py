@@ -1,4 +1,4 @@
-"""The studies, one file each, by name: a new one is its file, with a `Study` named ``STUDY``, and its row here."""
+"""The studies, one file each, by name: a new one is its file, with a `Study` named ``STUDY``, and its name here."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ..declare import Study
 
 __all__ = ["STUDIES", "study"]
 
-STUDIES = {
-    "attention": "attention",
-    "claims": "claims",
-    "decode": "decode",
-    "dispatch": "dispatch",
-    "four-methods": "four_methods",
-    "invariance-cost": "invariance_cost",
-    "modes": "modes",
-    "pointers": "pointers",
-    "prefill": "prefill",
-    "roofline": "roofline",
-    "why": "why",
-}
+STUDIES = (
+    "attention",
+    "claims",
+    "decode",
+    "dispatch",
+    "four-methods",
+    "invariance-cost",
+    "modes",
+    "pointers",
+    "prefill",
+    "roofline",
+    "why",
+)
 
 
 def study(name: str) -> Study:
@@ -34,5 +34,5 @@ def study(name: str) -> Study:
     """
     if name not in STUDIES:
         raise unknown("study", name, STUDIES, "four-methods")
-    found: Study = import_module(f"{__name__}.{STUDIES[name]}").STUDY
+    found: Study = import_module(f"{__name__}.{name.replace('-', '_')}").STUDY
     return found

@@ -18,7 +18,7 @@ from ...lab.models import model
 from ...operands.tensors import as_tensor
 from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
-from ..charts import best, lines, number, points, times, words
+from ..charts import lines, median, number, points, times, words
 from ..declare import Figure, Row, Step, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS, OPERANDS, Stacks, stacks_of, torch_batch
 from ..site import Site
@@ -163,8 +163,7 @@ def _ratio(rows: Sequence[Row], clock: str) -> Figure | None:
     data = []
     for row in rows:
         for library in ("isogemm", "torch"):
-            loop = best(row, f"loop {library}".__eq__, clock)
-            batch = best(row, f"strided {library}".__eq__, clock)
+            loop, batch = (median(row, f"{method} {library}", clock) for method in ("loop", "strided"))
             if loop and batch:
                 facts = row["facts"]
                 name = f"{facts['model'].removeprefix('Llama-3.1-')} {library}"
@@ -185,7 +184,7 @@ def _fused(rows: Sequence[Row], phase: str) -> Figure | None:
     """Two batched products with a softmax between them, beside kernels that never write the scores."""
     data = []
     for row in rows:
-        fused = best(row, "fused torch".__eq__)
+        fused = median(row, "fused torch")
         name = row["facts"]["model"].removeprefix("Llama-3.1-")
         if fused:
             data += [

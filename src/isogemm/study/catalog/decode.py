@@ -19,7 +19,7 @@ from ...operands.tensors import on_host
 from ...planner.tuning import Wanted
 from ..bits import poisoned
 from ..charts import bars, lines, number, times, words
-from ..declare import Figure, Row, Step, Study, StudyCase, Way, Ways
+from ..declare import ROOFLINES, Figure, Row, Step, Study, StudyCase, Way, Ways
 from ..products import torch_product
 from ..site import Site
 from ..weights import FLOATS, checked, contract_of, format_bytes, make_weight, ready, resident_bytes
@@ -97,7 +97,7 @@ def _one(x: Any, weights: Sequence[Any], out: Any) -> Step:
 
 
 def _limits(site: Site) -> dict[str, Any]:
-    return {**site.limits("bf16" if site.device == "cuda" else "fp32")}
+    return site.limits(ROOFLINES[_dtype(site)])
 
 
 def seven(sizes: Model) -> list[tuple[int, int]]:

@@ -90,8 +90,12 @@ def _make(site: Site, seed: int, *, n: int, k: int, mode: str, methods: Sequence
     out, out_wide = site.empty((k, n, n), "float32"), site.empty((n, k * n), "float32")
     operands = left, right, out, wide, out_wide
     calls = _isogemm(operands, CONTRACTS[mode])
-    calls |= _torch(operands) if site.torch else {}
-    calls |= _numpy(operands) if site.device == "cpu" else {}
+    if site.torch:
+        import torch
+
+        calls |= _library("torch", [as_tensor(x) for x in operands], torch.bmm, torch.mm)
+    if site.device == "cpu":
+        calls |= _library("numpy", operands, np.matmul, np.matmul)
     if site.device == "cuda":
         products = pointer_products(left, right, out, tf32=mode == "tf32")
         calls |= {"pointers cuBLAS": (products,)} if products else {}
@@ -122,6 +126,7 @@ def _items(wide: Any, k: int) -> Any:
     return wide.reshape(n, k, n).swapaxes(0, 1)
 
 
+Product = Callable[..., Any]
 Calls = dict[str, Sequence[Callable[[int], Any]]]
 
 
@@ -137,29 +142,18 @@ def _isogemm(operands: Sequence[Any], contract: str) -> Calls:
     }
 
 
-def _torch(operands: Sequence[Any]) -> Calls:
-    import torch
-
-    left, right, out, wide, out_wide = map(as_tensor, operands)
-    triples = list(zip(left, right, out, strict=True))
-    return {
-        "strided torch": [lambda i: torch.bmm(left, right, out=out)],
-        "loop torch": [_each(torch.mm, a, b, out=c) for a, b, c in triples],
-        "wide torch": [lambda i: torch.mm(left[0], wide, out=out_wide)],
-    }
-
-
-def _numpy(operands: Sequence[Any]) -> Calls:
+def _library(name: str, operands: Sequence[Any], batch: Product, one: Product) -> Calls:
+    """The methods that another library has, by its product of stacks and by that of matrices."""
     left, right, out, wide, out_wide = operands
     triples = list(zip(left, right, out, strict=True))
     return {
-        "strided numpy": [lambda i: np.matmul(left, right, out=out)],
-        "loop numpy": [_each(np.matmul, a, b, out=c) for a, b, c in triples],
-        "wide numpy": [lambda i: np.matmul(left[0], wide, out=out_wide)],
+        f"strided {name}": [lambda i: batch(left, right, out=out)],
+        f"loop {name}": [_each(one, a, b, out=c) for a, b, c in triples],
+        f"wide {name}": [lambda i: one(left[0], wide, out=out_wide)],
     }
 
 
-def _each(product: Callable[..., Any], a: Any, b: Any, **options: Any) -> Callable[[int], Any]:
+def _each(product: Product, a: Any, b: Any, **options: Any) -> Callable[[int], Any]:
     return lambda i: product(a, b, **options)
 
 

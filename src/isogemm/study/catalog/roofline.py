@@ -16,7 +16,7 @@ from ...lab.ops import PHASES, Op, ops
 from ...planner.tuning import Wanted
 from ..bits import judged, poisoned
 from ..charts import number, roof, times
-from ..declare import Figure, Row, Step, Study, StudyCase, Way, Ways
+from ..declare import ROOFLINES, Figure, Row, Step, Study, StudyCase, Way, Ways
 from ..products import DEFAULTS, OPERANDS, LinearProduct, stacks_of, torch_batch
 from ..site import Site
 
@@ -42,7 +42,7 @@ def _case(site: Site, name: str, tokens: int, phase: str, op: Op) -> StudyCase:
     work = op.work(dtype)
     key = f"{name} {phase} {op.name}"
     facts = {"model": name, "phase": phase, "product": op.name, "T": tokens, "count": op.count, "dtype": dtype}
-    facts |= {"intensity": work.flops / work.nbytes, **site.limits("bf16" if site.device == "cuda" else "fp32")}
+    facts |= {"intensity": work.flops / work.nbytes, **site.limits(ROOFLINES[dtype])}
     if op.form == "linear":
         return LinearProduct(op.m, op.n, op.k, dtype).case(site, key, facts)
     items, m, n, _ = packed(op)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .bank import MISTAKES
+from .bank import caused
 from .case import Array, GemmCall
 from .diagnosis import Cause, Diagnosis
 from .simulate import explained, simulate
@@ -129,9 +129,8 @@ def _common(causes: dict[int, Named], found: list[Diagnosis]) -> tuple[Cause, ..
     for name in order:
         told = {g: one[name] for g, one in causes.items() if name in one}
         residual = max(residual for _, residual in told.values())
-        mend = "; ".join(MISTAKES[part].mend for part in name.split(" + "))
         alike = tuple(other for other in order if other != name and share[other] == share[name])
-        made.append(Cause(name, _words(told), residual, share[name], mend, alike))
+        made.append(caused(name, _words(told), residual, share[name], alike))
     return tuple(made)
 
 

@@ -44,6 +44,7 @@ COMMON = (16, 32, 64, 96, 100, 128, 256, 384, 512, 768, 1000, 1024, 2048, 4096) 
 ITEMS, HEADS, KV_HEADS = 3, 6, 3
 PADDING = 7  # elements behind each row
 BEFORE, BEHIND = 64, 2**18  # elements around an operand
+Fixed = tuple[int | None, int | None, int | None]  # m, n, k that a function insists on
 SCALARS = {"exact": (1.5, 0.5), "random": (1.0, 0.0), "padded": (-0.75, 1.0)}  # alpha, beta
 
 
@@ -122,7 +123,7 @@ def random_blocks(rng: np.random.Generator, fmt: BlockFormat, n: int, blocks: in
     return rows
 
 
-def probes(signature: str, format: str, fixed: tuple[int | None, int | None, int | None]) -> Iterator[Probe]:
+def probes(signature: str, format: str, fixed: Fixed) -> Iterator[Probe]:
     """The small ones of every type first; some in padded views after them."""
     done = set()
     for place, asked in enumerate(EXTENTS):
@@ -135,7 +136,7 @@ def probes(signature: str, format: str, fixed: tuple[int | None, int | None, int
                     yield from (Probe(signature, kind.name, taken, how, format) for how in numbers)
 
 
-def check_memory(signature: str, format: str, fixed: tuple[int | None, int | None, int | None]) -> None:
+def check_memory(signature: str, format: str, fixed: Fixed) -> None:
     """Raise LimitError when there is no probe of these extents that fits."""
     near = list(fixed)
     while not any(probe.fits for probe in probes(signature, format, (near[0], near[1], near[2]))):
@@ -147,7 +148,7 @@ def check_memory(signature: str, format: str, fixed: tuple[int | None, int | Non
         raise LimitError("m, n, k", limit=limit, value=value, nearest=nearest)
 
 
-def common(signature: str, format: str, fixed: tuple[int | None, int | None, int | None]) -> Iterator[Probe]:
+def common(signature: str, format: str, fixed: Fixed) -> Iterator[Probe]:
     """For a function that took none of those: extents that it may have been written for, one of them or two."""
     sizes = [*((64, size, 192) for size in COMMON), *((64, 192, size) for size in COMMON)]
     for extents in (*sizes, *((64, size, size) for size in COMMON if size <= 1024)):
@@ -164,9 +165,7 @@ def around(signature: str, format: str, extents: tuple[int, int, int]) -> Iterat
         yield from probes(signature, format, fixed)
 
 
-def _taken(
-    extents: tuple[int, int, int], format: str, fixed: tuple[int | None, int | None, int | None]
-) -> tuple[int, int, int]:
+def _taken(extents: tuple[int, int, int], format: str, fixed: Fixed) -> tuple[int, int, int]:
     """The extents with those that are fixed in their place, and K in whole blocks."""
     m, n, k = (own or asked for own, asked in zip(fixed, extents, strict=True))
     block = format_of(format).block if format else 1

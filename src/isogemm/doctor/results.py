@@ -16,9 +16,9 @@ from ..formats import reference
 from ..operands.tensors import on_host
 from ..problem.settings import stored
 from ..quant.encode import weight_format
-from .bank import MISTAKES
+from .bank import caused
 from .case import BYTES, Array, Blocks, GemmCall, StoredMatrix, check_floats, matrix_of, resized
-from .diagnosis import Cause, Diagnosis
+from .diagnosis import Diagnosis
 from .groups import Product, diagnosed
 from .orders import follows, order_of
 from .search import search
@@ -280,7 +280,7 @@ def _ordered(found: Diagnosis, case: GemmCall, buffer: Array, contract: str | No
     if contract is None or follows(case, buffer, contract):
         return found
     words = f"right within rounding, but not the bits of {contract}: {found.order or 'an order that is not known'}"
-    return replace(found, causes=(_by_chance("other-order", words, found.residual),))
+    return replace(found, causes=(caused("other-order", words, found.residual),))
 
 
 def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array], moved: str) -> Diagnosis:
@@ -288,15 +288,11 @@ def _compared(found: Diagnosis, case: GemmCall, buffers: list[Array], moved: str
     others = [search(case, x, pairs=False, moving=True) for x in buffers[1:]]
     if {found.verdict, *(x.verdict for x in others)} == {"right"}:
         words = f"{moved}, within rounding: sums meet in an order of chance, as atomics do"
-        return replace(found, causes=(_by_chance("other-order", words, found.residual),))
+        return replace(found, causes=(caused("other-order", words, found.residual),))
     alike = set.intersection(*({(x.name, x.parameter) for x in y.causes} for y in (found, *others)))
     if alike:  # what it left unwritten differs, or what it read of other people's memory
         return replace(found, causes=tuple(x for x in found.causes if (x.name, x.parameter) in alike))
     worst = max([found, *others], key=lambda x: x.wrong)
     seen = "".join(f"; {cause.parameter}" for cause in worst.causes if cause.name == "race")
-    race = _by_chance("race", f"{moved}, beyond rounding{seen}", worst.residual)
+    race = caused("race", f"{moved}, beyond rounding{seen}", worst.residual)
     return replace(worst, verdict="wrong", causes=(race,))
-
-
-def _by_chance(name: str, words: str, residual: float) -> Cause:
-    return Cause(name, words, residual, 1.0, MISTAKES[name].mend)

@@ -7,14 +7,15 @@ simulated everywhere. So a mistake costs a small fraction of a product, and pair
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from .bank import MISTAKES, variants_of
+from ..base.progress import Tell
+from .bank import caused, variants_of
 from .bank.variant import Variant
 from .case import Array, GemmCall
 from .diagnosis import Cause, Diagnosis
@@ -22,7 +23,6 @@ from .simulate import EPS, Simulated, explained, simulate
 from .tiles import race
 
 Places = npt.NDArray[np.int64]
-Tell = Callable[[int, int | None, str], None]
 
 COARSE, WRONG, OTHERS = 24, 192, 128  # places of samples
 GAIN, LOSS = 0.97, 0.03  # shares of wrong elements that are explained, and of others that no longer are
@@ -228,9 +228,8 @@ def _causes(found: Found) -> tuple[Cause, ...]:
         best.setdefault(name, (variant, fit))
     causes = []
     for name, (variant, fit) in best.items():
-        mend = "; ".join(MISTAKES[part].mend for part in name.split(" + "))
         others = tuple(other for other in best if other != name and _rank(best[other][1]) <= _rank(fit))
-        causes.append(Cause(name, variant.parameter, fit.residual, fit.gain, mend, others))
+        causes.append(caused(name, variant.parameter, fit.residual, fit.gain, others))
     return tuple(causes)
 
 
@@ -250,9 +249,7 @@ def _noise(whole: _Seen, right: Simulated) -> tuple[Cause, ...]:
         units = error / (eps * sums)
         if np.sqrt(np.mean(units**2)) > 0.004 and np.abs(units).max() < 1 and follows < 0.5:
             words = f"errors of the size of sums kept in {name}, in an order that is not known"
-            return (
-                Cause("half-accumulator", words, float(np.abs(units).max()), 1.0, MISTAKES["half-accumulator"].mend),
-            )
+            return (caused("half-accumulator", words, float(np.abs(units).max())),)
     return ()
 
 

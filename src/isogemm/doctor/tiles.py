@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from .bank import MISTAKES
+from .bank import caused
 from .case import GemmCall
 from .diagnosis import Cause
 from .simulate import WIDTH, Simulated, round_to
@@ -50,7 +50,7 @@ def race(case: GemmCall, observed: npt.NDArray[np.float64], right: Simulated, fi
                 f"{len(off)} of {len(tiles)} tiles of {side} x {side} hold other sums than the rest: the one at "
                 f"{_at(seen, large[0])} {words[0]}. Run it again: a race differs, a condition on tiles stays"
             )
-            return (Cause("race", said, 0.0, 1.0, MISTAKES["race"].mend),)
+            return (caused("race", said),)
     return ()
 
 

@@ -7,10 +7,11 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from ..case import GemmCall
+from ..diagnosis import Cause
 from . import bias, chance, extents, heads, layout, quantized, rounding, scalars
 from .variant import Variant
 
-__all__ = ["MISTAKES", "Mistake", "Variant", "variants_of"]
+__all__ = ["MISTAKES", "Mistake", "Variant", "caused", "variants_of"]
 
 
 class Mistake(NamedTuple):
@@ -61,6 +62,14 @@ MISTAKES = MappingProxyType(
     }
 )  # fmt: skip
 """By name, the simpler ones first: of two that explain equally well the first is named."""
+
+
+def caused(
+    name: str, parameter: str, residual: float = 0.0, explained: float = 1.0, alike: tuple[str, ...] = ()
+) -> Cause:
+    """A mistake of the bank, or two at once with " + " between their names, as the cause of a result."""
+    mend = "; ".join(MISTAKES[part].mend for part in name.split(" + "))
+    return Cause(name, parameter, residual, explained, mend, alike)
 
 
 def variants_of(case: GemmCall) -> Iterator[tuple[str, Variant]]:

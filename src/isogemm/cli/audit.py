@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from ..base.disk import check_room, writing
+from ..base.disk import writing
 from ..base.progress import progress_bar
 from ..errors import OptionError
-from .options import Several, numbers, refuse_given, was_given, words
+from .options import Several, check_out, numbers, refuse_given, was_given, words
 
 if TYPE_CHECKING:
     from ..audit import Report, WeightSource
@@ -183,8 +183,8 @@ def _audit_ranks(path: str, sizes: list[int], json: str, options: Mapping[str, A
     from ..lab import environment, write_json
 
     found = compare_ranks(path, sizes, **options)
-    with writing(json):
-        if json:
+    if json:
+        with writing(json):
             write_json(json, [asdict(outcome) for outcome in found], environment=environment(), options=options)
     for outcome in found:
         typer.echo(str(outcome))
@@ -245,9 +245,8 @@ def _check_outputs(json: str, html: str, *read: str) -> None:
         if any(file and Path(file).resolve() == Path(path).resolve() for file in read):
             raise OptionError("cannot write", limit="another file than what is read", value=path, nearest="report.json")
     for path, name in ((json, "report.json"), (html, "report.html")):
-        with writing(path, name):
-            if path:
-                check_room(path)
+        if path:
+            check_out(path, name)
     if html:
         from ..lab.page import require_packages
 

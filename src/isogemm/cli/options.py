@@ -1,12 +1,14 @@
-"""Options of the command line: lists with commas, element types, those that a command would not read; and tables."""
+"""Options of the command line: lists with commas, types, files to write, those that are not read; and tables."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from typing import Any
 
 import typer
 
+from ..base.disk import check_room, writing
 from ..errors import OptionError
 
 Several = list[str] | None
@@ -67,6 +69,12 @@ def refuse_given(here: typer.Context, unread: Collection[str], **said: Any) -> N
 def refuse_beside(here: typer.Context, beside: str, *unread: str) -> None:
     """`refuse_given` of parameters that `beside` makes unread."""
     refuse_given(here, unread, limit=f"without {beside.split()[0]}", value=beside, nearest="one of both")
+
+
+def check_out(path: str | Path, name: str = "report.json") -> None:
+    """Refuse before the work what could not be written after it; `name` is advised in the place of a folder."""
+    with writing(path, name):
+        check_room(path)
 
 
 def print_table(table: Any) -> None:

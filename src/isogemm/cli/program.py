@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ..base.disk import check_room, read_object, write_whole, writing
+from ..base.disk import read_object, write_whole, writing
 from ..base.progress import progress_bar
 from ..errors import OptionError
+from .options import check_out
 
 app = typer.Typer(help="Steps of a model whose every buffer and thread is written down before they run.")
 Folder = Annotated[Path, typer.Argument(help="A folder that `lower` wrote.")]
@@ -76,8 +77,8 @@ def explain_command(
 
     made = load(folder)
     if html is not None:
+        check_out(html, "pictures.html")
         with writing(html, "pictures.html"):
-            check_room(html)
             write_whole(html, page(made))
     typer.echo(made.explain())
     if html is not None:
@@ -105,8 +106,7 @@ def run_command(
     from ..program.explain import trace as write_trace
 
     if trace is not None:
-        with writing(trace, "trace.json"):
-            check_room(trace)
+        check_out(trace, "trace.json")
     made, draw = load(folder), np.random.default_rng(seed)
     run, about = made.start(_weights(made.model, weights, draw)), made.plan["isogemm"]
     if made.phase == "decode" and steps > about["tokens"]:

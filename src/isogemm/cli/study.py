@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..base.disk import check_room, writing
 from ..base.progress import progress_bar
 from ..errors import OptionError
-from .options import refuse_given
+from .options import check_out, refuse_given
 
 if TYPE_CHECKING:
     from ..study.engine import RunOptions, StudyRun
@@ -76,7 +75,7 @@ def _run(name: str, device: str, out: str, options: RunOptions, limit: float) ->
     folder = Path(out) if out else None if case else Path("studies") / f"{name}-{device}"
     if folder:
         for file in (ROWS, f"{name}.json", PAGE):
-            _check(folder / file)
+            check_out(folder / file)
         whole_lines(folder / ROWS)  # to go on with
     try:
         with progress_bar() as tell, limited(options.threads):
@@ -95,12 +94,6 @@ def _run(name: str, device: str, out: str, options: RunOptions, limit: float) ->
     said = disturbed(found)
     if said:
         typer.echo(f"isogemm: {said}", err=True)
-
-
-def _check(file: Path) -> None:
-    """Refuse before the work what could not be written after it."""
-    with writing(file):
-        check_room(file)
 
 
 def _slowest(found: StudyRun) -> str:
@@ -131,7 +124,7 @@ def _report(folders: list[Path], out: Path) -> None:
 
     if not folders:
         raise OptionError("study report", limit="one folder or more", value="none", nearest="the --out of a study")
-    _check(out / PAGE)
+    check_out(out / PAGE)
     runs = read_runs(folders)
     _write_page([*runs, *claims_of(runs)], out)
 

@@ -12,11 +12,12 @@ from ..backends import accelerator, open_device
 from ..base.arguments import extent
 from ..base.disk import write_whole
 from ..base.dtypes import NUMPY
+from ..base.progress import Tell
 from ..contract.spec import ContractLike, as_contract
 from ..errors import DeviceError, OptionError
 from ..operands.device_array import DeviceId
 from ..planner.tables import Table, dump, load, user_table_path
-from ..planner.tuning import SWEEP, Progress, Wanted, pose, tune
+from ..planner.tuning import SWEEP, Wanted, pose, tune
 from ..problem.numeric import numeric_key
 from .gpu.bench import GpuBench, prepare_in_processes
 from .models import Model
@@ -77,7 +78,7 @@ def tune_device(
     device: int = 0,
     out: str = "",
     budget: float = float("inf"),
-    progress: Progress = lambda done, total, text: None,
+    progress: Tell = lambda done, total, text: None,
 ) -> tuple[Table, Path, int]:
     """Tune products on a GPU and write the table: the user's own, or `out`.
 

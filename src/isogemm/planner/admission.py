@@ -110,14 +110,15 @@ class Admissions:
         return {**parts, "stamp": relevant(self.stamp, library=False)}
 
     def _recorded(self, key: tuple[str, str, str]) -> Admission | None:
-        found = self.records.get(self._key(**dict(zip(("kernel", "code", "fingerprint"), key, strict=True))))
+        name, code, sources = key
+        found = self.records.get(self._key(kernel=name, code=code, fingerprint=sources))
         if found is None or found.get("state") not in ("admitted", "refused"):
             return None
         state: Literal["admitted", "refused"] = "admitted" if found["state"] == "admitted" else "refused"
         return Admission(state, "this user's records", found.get("date", ""), found.get("detail", ""))
 
     def _try(self, key: tuple[str, str, str], family: Family[Any, Any], case: Any, config: Any) -> Admission:
-        name, code, _ = key
+        name, code, sources = key
         try:
             why = family.trial(self.bench, case, config)
         except NotCompiledError:  # the process is about to end: nothing was found
@@ -134,7 +135,7 @@ class Admissions:
             say(f"kernel {name} [{code}] is not used: {why}")
         found = Admission("refused" if why else "admitted", "a trial in this process", today(), why)
         value = {"state": found.state, "date": found.date, "detail": why}
-        self.records.put(self._key(**dict(zip(("kernel", "code", "fingerprint"), key, strict=True))), value)
+        self.records.put(self._key(kernel=name, code=code, fingerprint=sources), value)
         return found
 
 

@@ -150,7 +150,7 @@ class Candidates:
 
     def note_ready(self, product: Product, use: Use) -> None:
         """A kernel of ours is compiled and admitted for products of this variant."""
-        if not self.chooser.families[use.family].library:
+        if self.chooser.is_own(use):
             self._ready.setdefault(variant_of(product), {})[use] = None
 
     @property

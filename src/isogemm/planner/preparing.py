@@ -87,7 +87,7 @@ class Preparing:
     def _tasks(self, product: Product, kind: ProductClass) -> list[Task]:
         """Compile and try kernels of ours that may be the fastest; compare a library's algorithms with one."""
         timed = {hint.use for hint in self.candidates.all_timed(product)}
-        own = [use for use in timed if self._is_own(use)]
+        own = [use for use in timed if self.chooser.is_own(use)]
         if not timed:
             near, others = self.candidates.likely(product)
             own = [hint.use for hint in (*near[:BUILT], *others)]
@@ -96,9 +96,6 @@ class Preparing:
             names = [name for name, family in self.chooser.families.items() if family.library]
             tasks += [partial(self._admit, name, product, kind) for name in names]
         return tasks
-
-    def _is_own(self, use: Use) -> bool:
-        return use.family in self.chooser.families and not self.chooser.families[use.family].library
 
     def make(self, use: Use, product: Product) -> None:
         """Compile a kernel of ours, and try it."""

@@ -49,6 +49,10 @@ class Ranking:
         """The families that trials can admit."""
         return [family for family in self.families.values() if not family.library]
 
+    def is_own(self, use: Use) -> bool:
+        """Whether a kernel is of a family that is here and that trials can admit."""
+        return use.family in self.families and not self.families[use.family].library
+
     def hints(self, product: Product) -> Iterator[Hint]:
         """Kernels to consider, the likeliest first; the schedule is the only place that looks at M.
 

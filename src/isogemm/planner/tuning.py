@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from ..base.progress import Tell
 from ..contract.spec import Contract
 from ..errors import OptionError
 from ..problem.numeric import NumericKey, numeric_key
@@ -29,16 +30,11 @@ KEPT = 4  # the length of a bucket's list
 SLACK = 1.005  # a kernel this close to the fastest keeps its bucket: fewer kernels
 OFFERED = 64  # configurations of one family that are timed
 
-Progress = Callable[[int, int, str], None]
 Job = tuple[str, str, tuple[Product, ...]]
 """A family, a configuration, and products to build it for; without a configuration: a library to search."""
 Offers = Mapping[tuple[str, Product], tuple[str, ...]]
 Prepare = Callable[[Sequence[Job]], Offers]
 """Compiles and tries kernels ahead; returns what libraries offer, whose search takes long."""
-
-
-def _silent(done: int, total: int, text: str) -> None:
-    """No progress is shown."""
 
 
 class Wanted(NamedTuple):
@@ -81,9 +77,6 @@ class _Tuner:
     def _device(self) -> int:
         return self.chooser.admissions.machine.device
 
-    def _is_own(self, use: Use) -> bool:
-        return not self.chooser.families[use.family].library
-
     def at(self, product: Product, low: int) -> dict[Use, float]:
         """Microseconds of the fastest admitted kernels, each legal for rows in [low, product.m]."""
         launches: dict[Use, Launch] = {}
@@ -98,7 +91,7 @@ class _Tuner:
         best: dict[Use, Launch] = {}
         ours = False
         for use in sorted(rough, key=rough.__getitem__):
-            own = self._is_own(use)
+            own = self.chooser.is_own(use)
             if len(best) >= PRECISE and (ours or not own):
                 if ours:
                     break
@@ -111,7 +104,7 @@ class _Tuner:
     def _kept(self, times: dict[Use, float]) -> dict[Use, float]:
         """The fastest few, and the fastest that is ours: those of a library serve no other product than this one."""
         order = sorted(times, key=times.__getitem__)
-        own = [use for use in order if self._is_own(use)]
+        own = [use for use in order if self.chooser.is_own(use)]
         return {use: times[use] for use in dict.fromkeys((*order[:KEPT], *own[:1]))}
 
     def _seconds(self, product: Product, launches: Mapping[Use, Launch], *, rough: bool) -> dict[Use, float]:
@@ -162,7 +155,7 @@ def tune(
     table: Table | None = None,
     prepare: Prepare | None = None,
     save: Callable[[Table], None] = lambda table: None,
-    progress: Progress = _silent,
+    progress: Tell = lambda done, total, text: None,
     budget: float = float("inf"),
     again: bool = False,
 ) -> tuple[Table, int]:

@@ -317,6 +317,14 @@ def test_probes_beyond_memory_are_refused_and_their_function_is_not_accused(monk
         examine(np.matmul)
 
 
+def test_a_probe_that_takes_too_long_to_draw_is_no_result(monkeypatch):
+    drawn = Probe.operands
+    monkeypatch.setattr(Probe, "operands", lambda probe: time.sleep(0.5) or drawn(probe))
+    monkeypatch.setattr(importlib.import_module("isogemm.doctor.examine"), "DRAWS", 0.1)
+    with pytest.raises(LimitError, match=r"operands of a probe: limit: the free memory, filled within 0\.1 s"):
+        examine(np.matmul)
+
+
 def test_the_time_in_which_probes_are_drawn_is_not_that_of_the_function(monkeypatch):
     """Drawing takes longer than a call may; on a busy machine, which may hold up a call, all is tried slower."""
     drawn = Probe.operands

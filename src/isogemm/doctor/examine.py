@@ -229,13 +229,13 @@ class _Apart:
         theirs.close()
 
     def call(self, probe: Probe, seconds: float) -> tuple[list[Array], str]:
-        """Two runs' results, and what went wrong. Raises LimitError: there is no memory for the operands."""
+        """Two runs' results, and what went wrong. Raises LimitError: no memory for the operands, or `DRAWS` is over."""
         if self.process is None:
             self._start()
         try:
             self.pipe.send(probe)
-            if self.pipe.poll(DRAWS) and not self.pipe.recv():
-                limit = "the free memory"
+            if not (self.pipe.poll(DRAWS) and self.pipe.recv()):
+                limit = f"the free memory, filled within {DRAWS:g} s"
                 raise LimitError("operands of a probe", limit=limit, value=probe, nearest="smaller m, n, k")
             if not self.pipe.poll(2 * seconds):
                 self._end()

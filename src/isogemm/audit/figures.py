@@ -26,6 +26,13 @@ def provider_colours(report: Results) -> dict[str, str]:
     return {name: _PROVIDER_COLOURS[i % len(_PROVIDER_COLOURS)] for i, name in enumerate(names)}
 
 
+def _by_provider(report: Results, names: Sequence[str]) -> Any:
+    """Colours of some of the providers, with a legend."""
+    colours = provider_colours(report)
+    scale = alt.Scale(domain=names, range=[colours[name] for name in names])
+    return alt.Color("provider:N", scale=scale, legend=alt.Legend(title=None, orient="top"))
+
+
 def agreement_map(report: Results) -> Any | None:
     """M x M per provider: the share of the common rows' outputs whose bits differ."""
     shown = [p for p in report.providers.values() if p.agreement.total.any()]
@@ -95,9 +102,7 @@ def drift_histogram(report: Results) -> Any | None:
     used = [i for i in range(len(ULP_BINS)) if any(p.histogram[i] for p in shown) or 1 <= i < len(ULP_BINS) - 1]
     bins = [ULP_BINS[i] for i in used]
     rows = [{"provider": p.name, "ulps": ULP_BINS[i], "outputs": p.histogram[i]} for p in shown for i in used]
-    colours = provider_colours(report)
     names = [p.name for p in shown]
-    scale = alt.Scale(domain=names, range=[colours[name] for name in names])
     axis = alt.Axis(format=",.0f", values=[0, 1, 10, 100, 1000, 10**4, 10**5, 10**6, 10**7, 10**8], tickCount=6)
     return (
         alt.Chart(alt.Data(values=[r for r in rows if r["outputs"]]))
@@ -108,7 +113,7 @@ def drift_histogram(report: Results) -> Any | None:
             ),
             y=alt.Y("outputs:Q", scale=alt.Scale(type="symlog", constant=1), title="changed outputs (log)", axis=axis),
             xOffset=alt.XOffset("provider:N", sort=names),
-            color=alt.Color("provider:N", scale=scale, legend=alt.Legend(title=None, orient="top")),
+            color=_by_provider(report, names),
             tooltip=["provider:N", alt.Tooltip("ulps:O", title="ULPs"), alt.Tooltip("outputs:Q", format=",")],
         )
         .properties(width=760, height=240)
@@ -135,18 +140,15 @@ def speed_bars(report: Results) -> Any | None:
                 "verdict": s.verdict.lower(),
             }
         )
-    colours = provider_colours(report)
-    names = [name for name in colours if any(r["provider"] == name for r in rows)]
-    shapes = list(dict.fromkeys(r["shape"] for r in rows))
-    scale = alt.Scale(domain=names, range=[colours[name] for name in names])
-    top = 1.5 * max(
-        s.median / s.against_fastest / s.p5 for s in report.speeds
-    )  # room for the whiskers and the numbers above them
-    panels = [_speed_panel([r for r in rows if r["shape"] == shape], str(shape), names, scale, top) for shape in shapes]
+    names = [name for name in report.providers if any(r["provider"] == name for r in rows)]
+    colour, shapes = _by_provider(report, names), list(dict.fromkeys(str(r["shape"]) for r in rows))
+    # room for the whiskers and the numbers above them
+    top = 1.5 * max(s.median / s.against_fastest / s.p5 for s in report.speeds)
+    panels = [_speed_panel([r for r in rows if r["shape"] == shape], shape, names, colour, top) for shape in shapes]
     return alt.concat(*panels, columns=2).resolve_scale(color="shared", y="shared")
 
 
-def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale: Any, top: float) -> Any:
+def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], colour: Any, top: float) -> Any:
     sizes = list(dict.fromkeys(r["m"] for r in rows))
     x = alt.X("m:O", sort=sizes, title="batch size M", axis=alt.Axis(labelAngle=0))
     offset = alt.XOffset("provider:N", sort=names, scale=alt.Scale(domain=names))
@@ -156,7 +158,6 @@ def _speed_panel(rows: list[dict[str, Any]], shape: str, names: list[str], scale
     y = alt.Y(
         "speed:Q", title="speed, fastest = 1", scale=limit, axis=alt.Axis(values=[0, 0.25, 0.5, 0.75, 1], format=".2f")
     )
-    colour = alt.Color("provider:N", scale=scale, legend=alt.Legend(title=None, orient="top"))
     bars = data.mark_bar(cornerRadiusTopLeft=2, cornerRadiusTopRight=2).encode(
         x=x, xOffset=offset, y=y, color=colour, tooltip=tooltip
     )

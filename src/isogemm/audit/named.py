@@ -35,9 +35,13 @@ def load_provider(name: str, device: str = "cpu") -> Provider:
         It exists but cannot run here: a package is missing, or its module fails when imported.
     """
     if device != "cpu":
-        return _load_on(device, name)
+        if name == "numpy":
+            raise Absent(f"numpy computes on the CPU, not on {device}")
+        TorchProvider()  # says why torch is not there, where it is not
     if name not in BUILTIN:
-        return CallableProvider(name, function_of(name))
+        return provider_of(name, function_of(name), device)
+    if device != "cpu":
+        return TensorProvider(name, device, BUILTIN[name]())
     return TorchProvider() if name == "torch" else LibraryProvider(name, BUILTIN[name]())
 
 
@@ -46,12 +50,3 @@ def provider_of(name: str, function: Callable[..., Any], device: str) -> Provide
     if device == "cpu":
         return CallableProvider(name, function)
     return TensorProvider(name, device, LibraryCalls(function, accumulate=getattr(function, "accumulate", None)))
-
-
-def _load_on(device: str, name: str) -> Provider:
-    if name == "numpy":
-        raise Absent(f"numpy computes on the CPU, not on {device}")
-    TorchProvider()  # says why torch is not there, where it is not
-    if name not in BUILTIN:
-        return provider_of(name, function_of(name), device)
-    return TensorProvider(name, device, BUILTIN[name]())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,18 +24,14 @@ def misread(x: float) -> dict[str, float]:
     """
     found: dict[str, float] = {}
     with np.errstate(all="ignore"):
-        for name, kind in TYPES.items():
-            bytes_ = np.array([x], kind).tobytes()
-            for other, read in TYPES.items():
-                ratio = len(bytes_) / np.dtype(read).itemsize
-                words = f"{name} read as {other}"
-                if ratio >= 1 and other != name:
-                    parts = np.frombuffer(bytes_, read)
-                    found |= {f"{words}, part {i} of {len(parts)}": float(part) for i, part in enumerate(parts)}
-                elif ratio < 1:
-                    more = round(1 / ratio) - 1
-                    for behind, said in ((bytes(len(bytes_)), "zeros"), (bytes_, "itself")):
-                        found[f"{words}, {said} behind it"] = float(np.frombuffer(bytes_ + behind * more, read)[0])
+        for (name, kind), (other, read) in itertools.permutations(TYPES.items(), 2):
+            held, size, words = np.array([x], kind).tobytes(), np.dtype(read).itemsize, f"{name} read as {other}"
+            if size <= len(held):
+                parts = np.frombuffer(held, read)
+                found |= {f"{words}, part {i} of {len(parts)}": float(part) for i, part in enumerate(parts)}
+            else:
+                for behind, said in ((bytes(size), "zeros"), (held * size, "itself")):
+                    found[f"{words}, {said} behind it"] = float(np.frombuffer((held + behind)[:size], read)[0])
     return {words: value for words, value in found.items() if np.isfinite(value) and value != x}
 
 

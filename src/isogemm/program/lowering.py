@@ -186,12 +186,10 @@ def _groups(rows: int, leaf: int, group: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _by_rows(kernel: str) -> Callable[[Lowered, GraphNode], None]:
-    """An operation along rows of the first operand; vectors stand as they are."""
+    """An operation along rows of the first operand, as wide as the last one; vectors stand as they are."""
 
     def lower(to: Lowered, op: GraphNode) -> None:
-        n = to.values[op.reads[0]].shape[-1]
-        if op.kind == "head_norm":
-            n = to.values[op.reads[1]].shape[0]
+        n = to.values[op.reads[-1]].shape[-1]
         rows = math.prod(to.values[op.reads[0]].shape) // n
 
         def seen(name: str) -> View:
@@ -201,14 +199,6 @@ def _by_rows(kernel: str) -> Callable[[Lowered, GraphNode], None]:
         to.call(op, kernel, reads, writes, (rows, n, 1), "m", rows, **op.options)
 
     return lower
-
-
-def _norm_back(to: Lowered, op: GraphNode) -> None:
-    n = to.values[op.reads[2]].shape[0]
-    rows = math.prod(to.values[op.reads[1]].shape) // n
-    reads = tuple(to.view(name, rows, n) for name in op.reads[:2])
-    writes = tuple(to.view(name, rows, n) for name in op.writes)
-    to.call(op, op.kind, (*reads, to.view(op.reads[2])), writes, (rows, n, 1), "m", rows, eps=op.options["eps"])
 
 
 def _by_elements(kernel: str) -> Callable[[Lowered, GraphNode], None]:
@@ -301,25 +291,23 @@ def _heads(to: Lowered, op: GraphNode) -> None:
     _moved(to, op, turned(of_shape(op.reads[0], (b, t, h, out.shape[-1])), 0, 2, 1, 3), out)
 
 
-def _columns_of_heads(to: Lowered, op: GraphNode, joined: str, first: int, heads: int) -> View:
-    """Some heads of rows that hold those of queries, keys and values, in the order [sequences, heads, tokens]."""
+def _side_by_side(to: Lowered, op: GraphNode, joined: str) -> Iterator[View]:
+    """Queries, keys and values in rows that hold all three, in the order [sequences, heads, tokens, width]."""
     b, t, d = (op.options[name] for name in ("sequences", "tokens", "width"))
-    whole = to.values[joined].shape[1]
-    return View(joined, (b, heads, t, d), (t * whole, d, whole, 1), first * d)
+    whole, first = to.values[joined].shape[1], 0
+    for heads in op.options["heads"]:
+        yield View(joined, (b, heads, t, d), (t * whole, d, whole, 1), first * d)
+        first += heads
 
 
 def _split(to: Lowered, op: GraphNode) -> None:
-    first = 0
-    for name, heads, part in zip(op.writes, op.options["heads"], "qkv", strict=True):
-        _moved(to, op, _columns_of_heads(to, op, op.reads[0], first, heads), to.view(name), part)
-        first += heads
+    for part, columns, name in zip("qkv", _side_by_side(to, op, op.reads[0]), op.writes, strict=True):
+        _moved(to, op, columns, to.view(name), part)
 
 
 def _join(to: Lowered, op: GraphNode) -> None:
-    first = 0
-    for name, heads, part in zip(op.reads, op.options["heads"], "qkv", strict=True):
-        _moved(to, op, to.view(name), _columns_of_heads(to, op, op.writes[0], first, heads), part)
-        first += heads
+    for part, columns, name in zip("qkv", _side_by_side(to, op, op.writes[0]), op.reads, strict=True):
+        _moved(to, op, to.view(name), columns, part)
 
 
 def _tokens(to: Lowered, op: GraphNode) -> None:
@@ -419,7 +407,8 @@ LOWERING: dict[str, Callable[[Lowered, GraphNode], None]] = {
     "embedding": _embedding, "linear": _linear, "rms_norm": _by_rows("rows.rms_norm"),
     "head_norm": _by_rows("rows.rms_norm"), "rope": _rope, "heads": _heads, "attention": _attention,
     "add": _by_elements("add"), "silu_mul": _by_rows("rows.silu_mul"), "loss": _loss,
-    "linear_dx": _linear_dx, "linear_dw": _linear_dw, "rms_norm_back": _norm_back, "layer_norm_back": _norm_back,
+    "linear_dx": _linear_dx, "linear_dw": _linear_dw, "rms_norm_back": _by_rows("rms_norm_back"),
+    "layer_norm_back": _by_rows("layer_norm_back"),
     "sum_rows": _sum_rows, "rope_back": _rope_back, "tokens": _tokens, "attention_back": _attention_back,
     "silu_mul_back": _by_elements("silu_mul_back"), "scatter": _scatter, "loss_back": _loss_back,
     "adamw": _by_elements("adamw"), "put": _put, "visible": _visible, "quantize": _quantize,

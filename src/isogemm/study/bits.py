@@ -39,6 +39,13 @@ def apart(got: Array, exact: Array) -> float | None:
     return error if math.isfinite(error) else None
 
 
+def attended(q: Array, k: Array, v: Array) -> Array:
+    """softmax(q k^T / sqrt(d)) v of arrays [..., tokens, d], in their own type."""
+    scores = q @ k.swapaxes(-1, -2) / q.shape[-1] ** 0.5
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True) @ v)
+
+
 def unpromised(got: Any, first: Any, checked: int, error: float | None) -> dict[str, Any]:
     """A result of which no bits are asked, as `judged` has others."""
     return {
@@ -50,7 +57,7 @@ def unpromised(got: Any, first: Any, checked: int, error: float | None) -> dict[
 def poisoned(way: Way, out: Any) -> Any:
     """What a way writes to `out`, which is filled with NaN before."""
     out[:] = float("nan")
-    way.run(0)
+    way(0)
     return out
 
 

@@ -15,9 +15,9 @@ Step = Callable[[int], Any]
 ROOFLINES = {"float32": "fp32", "bfloat16": "bf16", "float16": "bf16"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Way:
-    """One way to compute a case: a candidate."""
+    """One way to compute a case: a candidate, which clocks call; some of them look at its `steps` and its `period`."""
 
     # what one call enqueues, a library call each: a loop has as many as it has products. ``step(i)`` works on the i-th
     # copy of the operands.
@@ -27,7 +27,12 @@ class Way:
     kernel: str = ""  # what computes it, where no profiler tells
     copies: int = 1  # of the operands, that `i` rotates through
 
-    def run(self, i: int) -> Any:
+    @property
+    def period(self) -> int:
+        """Calls after which the same operands come again."""
+        return self.copies
+
+    def __call__(self, i: int) -> Any:
         """One call; returns the last step's result."""
         result = None
         for step in self.steps:

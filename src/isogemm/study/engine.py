@@ -244,11 +244,10 @@ def _timed(case: StudyCase, site: Site, options: RunOptions, facts: dict[str, An
 def _with(
     made: Ways, case: StudyCase, site: Site, options: RunOptions, facts: dict[str, Any], spent: _Spent
 ) -> dict[str, Any]:
-    turns = {name: _Turns(way) for name, way in made.ways.items()}
     once: dict[str, float] = {}
-    for name, turn in turns.items():
+    for name, way in list(made.ways.items()):
         try:
-            once[name] = _first(turn, site)
+            once[name] = _first(way, site)
         except Exception as error:  # a graph does not take every call
             facts["absent"][name] = _words(error)
             del made.ways[name]
@@ -261,7 +260,7 @@ def _with(
     spent.on("named")
     clocks = {}
     for clock in _clocks(case, site):
-        clocks[clock] = _by(clock, {name: turns[name] for name in made.ways}, once, site, options)
+        clocks[clock] = _by(clock, made.ways, once, site, options)
         spent.on(clock)
     timings = clocks.pop(site.main_clock)
     facts["facts"] |= made.facts
@@ -282,28 +281,18 @@ def _clocks(case: StudyCase, site: Site) -> list[str]:
     return list(dict.fromkeys([site.main_clock, *(name for name in case.clocks if name in site.clocks)]))
 
 
-class _Turns:
-    """A way as a clock sees it: its call, its library calls one by one, and over how many copies it rotates."""
-
-    def __init__(self, way: Way) -> None:
-        self.steps, self.period, self._run = way.steps, way.copies, way.run
-
-    def __call__(self, i: int) -> object:
-        return self._run(i)
-
-
-def _first(turn: _Turns, site: Site) -> float:
+def _first(way: Way, site: Site) -> float:
     """Seconds of a call by the main clock, after one that compiles; on the host, the least of three short ones."""
     clock = site.clocks[site.main_clock]
     if site.main_clock != "wall":
-        return clock.elapsed(turn, 0, 1)  # a graph, captured after a call of its own
-    turn(0)
-    seconds = clock.elapsed(turn, 0, 1)
-    return seconds if seconds > INTERRUPTED else min(seconds, *(clock.elapsed(turn, 0, 1) for _ in range(2)))
+        return clock.elapsed(way, 0, 1)  # a graph, captured after a call of its own
+    way(0)
+    seconds = clock.elapsed(way, 0, 1)
+    return seconds if seconds > INTERRUPTED else min(seconds, *(clock.elapsed(way, 0, 1) for _ in range(2)))
 
 
 def _by(
-    clock: str, turns: Mapping[str, _Turns], once: Mapping[str, float], site: Site, options: RunOptions
+    clock: str, ways: Mapping[str, Way], once: Mapping[str, float], site: Site, options: RunOptions
 ) -> dict[str, Timing]:
     """All ways by one clock, interleaved; in fewer rounds where one takes long.
 
@@ -316,7 +305,7 @@ def _by(
         most = {name: max(1, int(SUBMITTED / max(seconds, 1e-9))) for name, seconds in once.items()}
         known = {name: BLOCK_SECONDS[clock] for name, calls in most.items() if calls == 1}  # the block is that call
     return interleave(
-        [Candidate(name, turn, known.get(name, 0.0), most.get(name, 0)) for name, turn in turns.items()],
+        [Candidate(name, way, known.get(name, 0.0), most.get(name, 0)) for name, way in ways.items()],
         blocks=min(rounds[clock], LEAST_ROUNDS) if sum(once.values()) > LONG else rounds[clock],
         block_seconds=BLOCK_SECONDS[clock] * (QUICK_BLOCK if options.quick else 1),
         pause=pause if site.device == "cpu" and clock == "wall" else 0.0,
@@ -333,7 +322,7 @@ def _kernels(made: Ways, site: Site, *, inspect: bool) -> tuple[dict[str, str], 
 
     names, launched = {}, {}
     for name, way in made.ways.items():
-        found = launches(partial(way.run, 0))
+        found = launches(partial(way, 0))
         each = list(dict.fromkeys(x.name for x in found))
         names[name] = "; ".join(each) if each else way.kernel or f"{way.library}: no profiler may run here"
         if inspect:

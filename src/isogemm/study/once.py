@@ -27,12 +27,12 @@ def run_once(case: StudyCase, site: Site, seed: int, cuda: Any) -> list[str]:
     with made.under(), untuned():
         for name, whole in made.ways.items():
             way = replace(whole, steps=whole.steps[:STEPS])
-            way.run(0)
-            way.run(0)
+            way(0)
+            way(0)
             cuda.synchronize()
             cuda.profiler.start()
             cuda.nvtx.range_push(name)
-            way.run(0)
+            way(0)
             cuda.synchronize()
             cuda.nvtx.range_pop()
             cuda.profiler.stop()

@@ -13,7 +13,7 @@ from ..api.products import gemm_strided_batched
 from ..base.dtypes import ITEMSIZE
 from ..lab import Work
 from ..operands.tensors import as_tensor, on_host
-from .bits import apart, unpromised
+from .bits import apart, attended, unpromised
 from .declare import StudyCase, Way, Ways
 from .site import Site
 
@@ -60,20 +60,15 @@ def _judged(ways: dict[str, Way], operands: Sequence[Any]) -> dict[str, dict[str
     These are different orders of addition, so no bits are asked of them; ours fused is the same in any batch, and
     `isogemm audit` holds that.
     """
-    exact, first, found = _exact(operands), None, {}
+    exact, first, found = np.stack([_exact(operands, h) for h in (0, -1)]), None, {}
     for name, way in ways.items():
-        got = way.run(0)
+        got = way(0)
         first = got if first is None else first
         sample = np.stack([on_host(got[h][:SAMPLE]) for h in (0, -1)])
         found[name] = unpromised(got, first, exact.size, apart(sample, exact))
     return found
 
 
-def _exact(operands: Sequence[Any]) -> NDArray[np.float64]:
-    results = []
-    for h in (0, -1):
-        q, k, v = (on_host(x).astype(np.float64) for x in (operands[0][h][:SAMPLE], operands[1][h], operands[2][h]))
-        scores = q @ k.T / WIDTH**0.5
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        results.append(weights / weights.sum(axis=1, keepdims=True) @ v)
-    return np.stack(results)
+def _exact(operands: Sequence[Any], head: int) -> NDArray[np.float64]:
+    q, k, v = (on_host(x[head]).astype(np.float64) for x in operands)
+    return attended(q[:SAMPLE], k, v)

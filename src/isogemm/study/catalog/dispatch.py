@@ -16,7 +16,7 @@ from ...base.dtypes import ITEMSIZE
 from ...base.extras import require_extra
 from ...lab import Work
 from ...operands.tensors import as_tensor, on_host
-from ..bits import apart, unpromised
+from ..bits import apart, attended, unpromised
 from ..charts import number, times
 from ..declare import Figure, Row, Study, StudyCase, Way, Ways
 from ..site import Site
@@ -72,14 +72,8 @@ def spellings(m: int, n: int, k: int, batch: int) -> list[Spelled]:
         Spelled("linear", (m, k), (n, k), linear, lambda x, w: x @ w.T, flops),
         Spelled("shared weight", (batch, m, k), (n, k), shared, lambda x, w: x @ w.T, batch * flops),
         Spelled("batch", (batch, m, k), (batch, n, k), several, lambda x, y: x @ y.swapaxes(1, 2), batch * flops),
-        Spelled("attention", heads, heads, attention, _attention, 4 * batch * m * m * 64),
+        Spelled("attention", heads, heads, attention, lambda q, v: attended(q, v, v), 4 * batch * m * m * 64),
     ]
-
-
-def _attention(q: Any, v: Any) -> Any:
-    scores = q @ v.swapaxes(2, 3) / 8
-    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True) @ v
 
 
 def _by_formula(q: Any, v: Any) -> Any:
@@ -115,7 +109,7 @@ def _make(site: Site, seed: int, *, spelled: Spelled, dtype: str) -> Ways:
 
     def check() -> dict[str, dict[str, Any]]:
         exact = spelled.exact(*(on_host(each).astype(np.float64) for each in (x, y)))
-        results = {name: way.run(0) for name, way in ways.items()}
+        results = {name: way(0) for name, way in ways.items()}
         first = next(iter(results.values()))
         return {name: unpromised(got, first, got.numel(), apart(on_host(got), exact)) for name, got in results.items()}
 

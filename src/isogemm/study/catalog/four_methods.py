@@ -106,7 +106,7 @@ def _make(site: Site, seed: int, *, n: int, k: int, mode: str, methods: Sequence
     def results(name: str) -> Callable[[], Any]:
         def run() -> Any:
             out[:], out_wide[:] = np.nan, np.nan
-            ways[name].run(0)
+            ways[name](0)
             return _items(out_wide, k) if name.startswith("wide") else out
 
         return run

@@ -64,7 +64,7 @@ def _make(site: Site, seed: int, *, sizes: tuple[int, int, int], dtype: str, cop
 
     def results(name: str) -> Any:
         out[:] = float("nan")
-        got = ways[name].run(0)
+        got = ways[name](0)
         return (out if got is None else got)[None]
 
     def check() -> dict[str, dict[str, Any]]:

@@ -72,7 +72,7 @@ def _example(site: Site, seed: int) -> Ways:
 
     def check() -> dict[str, dict[str, Any]]:
         for way in ways.values():
-            way.run(0)
+            way(0)
         exact = ALPHA * host[0].astype(float) @ host[1].astype(float) + BETA * on_host(c).astype(float)
         return {
             name: {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
@@ -24,21 +24,15 @@ def limit_threads(count: int) -> Iterator[None]:
 
     from ..base.threads import get_num_threads, set_num_threads
 
-    before = get_num_threads()
-    set_num_threads(count)
     torch = sys.modules.get("torch")
-    try:
-        torch_before = torch.get_num_threads() if torch else 0
-        with threadpool_limits(limits=count):
-            if torch:
-                torch.set_num_threads(count)
-            try:
-                yield
-            finally:
-                if torch:
-                    torch.set_num_threads(torch_before)
-    finally:
-        set_num_threads(before)
+    with ExitStack() as stack:
+        stack.enter_context(held(count, get_num_threads, set_num_threads))
+        torch_before = torch.get_num_threads() if torch else 0  # asked before the OpenMP that it counts by is limited
+        stack.enter_context(threadpool_limits(limits=count))
+        if torch:
+            stack.callback(torch.set_num_threads, torch_before)
+            torch.set_num_threads(count)
+        yield
 
 
 @contextmanager

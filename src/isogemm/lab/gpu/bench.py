@@ -87,12 +87,8 @@ class GpuBench:
             2 * nbytes / _best(clock, lambda i: target.copy_(source)),
             nbytes / _best(clock, lambda i: torch.sum(source, 0, out=total)),
         )
-        peaks = {}
-        for name, dtype, size in (("tensor_core", torch.bfloat16, 8192), ("fma", torch.float32, 4096)):
-            x, y = (torch.randn(size, size, dtype=dtype, device=where, generator=self._random) for _ in range(2))
-            z = torch.empty_like(x)
-            peaks[name] = round(2 * size**3 / _best(clock, lambda i, x=x, y=y, z=z: torch.mm(x, y, out=z)) / 1e12, 1)
-        clock.forget()
+        sizes = {"tensor_core": (torch.bfloat16, 8192), "fma": (torch.float32, 4096)}
+        peaks = {name: round(_rate(clock, *of) / 1e12, 1) for name, of in sizes.items()}
         return DeviceLimits(round(memory / 1e9, 1), peaks)
 
     def _operands(self, product: Product) -> tuple[list[Any], list[Addresses]]:
@@ -129,7 +125,7 @@ def rooflines() -> dict[str, Ceilings]:
     """Measured limits of the current GPU by arithmetic: a copy's bandwidth, and torch's rate on 8192 cubed."""
     import torch
 
-    clock, size = GraphClock(torch.cuda.current_device()), 8192
+    clock = GraphClock(torch.cuda.current_device())
     source = torch.zeros(1 << 28, dtype=torch.float32, device="cuda")
     target = torch.empty_like(source)
     memory = 2 * source.nbytes / _best(clock, lambda i: target.copy_(source))
@@ -137,11 +133,7 @@ def rooflines() -> dict[str, Ceilings]:
     try:
         for name, dtype in (("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)):
             torch.backends.cuda.matmul.allow_tf32 = name == "tf32"
-            x, y = (torch.randn(size, size, device="cuda").to(dtype) for _ in range(2))
-            z = torch.empty_like(x)
-            seconds = _best(clock, lambda i, x=x, y=y, z=z: torch.mm(x, y, out=z))
-            found[name] = Ceilings(1, memory, 2 * size**3 / seconds)
-            clock.forget()
+            found[name] = Ceilings(1, memory, _rate(clock, dtype, 8192))
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     return found
@@ -152,6 +144,18 @@ def _rough(clock: GraphClock, call: _Calls) -> float:
     once = clock.elapsed(call, 0, 1)
     calls = max(1, min(2 * call.period, 16, round(ROUGH_SECONDS / max(once, 1e-6))))
     return min(clock.elapsed(call, 0, calls) for _ in range(2)) / calls
+
+
+def _rate(clock: GraphClock, dtype: Any, size: int) -> float:
+    """Operations a second of torch's product of two square matrices."""
+    import torch
+
+    where = torch.device("cuda", clock.device)
+    x, y = (torch.randn(size, size, device=where).to(dtype) for _ in range(2))
+    z = torch.empty_like(x)
+    seconds = _best(clock, lambda i: torch.mm(x, y, out=z))
+    clock.forget()
+    return 2 * size**3 / seconds
 
 
 def _best(clock: GraphClock, run: Any) -> float:

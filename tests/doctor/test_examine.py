@@ -222,6 +222,8 @@ def test_a_right_function_is_right():
         examine("numpy.matmul")
     with pytest.raises(OptionError, match=r"seconds: limit: more than 0; got: -1"):
         examine(np.matmul, seconds=-1)
+    with pytest.raises(OptionError, match=r"seconds: limit: at most 1e\+06; got: inf"):
+        examine(np.matmul, seconds=float("inf"))
     with pytest.raises(DTypeError, match=r"seconds: limit: a number; got: '5'"):
         examine(np.matmul, seconds="5")
     refused = examine(lambda a, b: (_ for _ in ()).throw(RuntimeError("no")))

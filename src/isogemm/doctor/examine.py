@@ -28,7 +28,7 @@ from .probes import SIGNATURES, Probe, around, check_memory, common, probes
 
 __all__ = ["SIGNATURES", "examine"]
 
-SECONDS = 5.0  # for one call
+SECONDS, MOST_SECONDS = 5.0, 1e6  # for one call; systems wait for no longer
 DRAWS = 600.0  # for the operands of the largest probe
 ENOUGH = 15  # right answers
 WRONG = 4  # wrong answers without a cause after which no more are asked for
@@ -72,7 +72,7 @@ def examine(
     ------
     OptionError
         No such signature, or a format without blocks or none of quantized weights, or blocks without a format; no time
-        for a call.
+        for a call, or more than 10**6 seconds.
     DTypeError
         What is given is no function, or the seconds are no number.
     ShapeError
@@ -93,6 +93,8 @@ def examine(
         raise OptionError("signature", limit=limit, value=repr(signature), nearest=repr(meant))
     if not number("seconds", seconds) > 0:
         raise OptionError("seconds", limit="more than 0", value=seconds, nearest=SECONDS)
+    if number("seconds", seconds) > MOST_SECONDS:
+        raise OptionError("seconds", limit=f"at most {MOST_SECONDS:g}", value=seconds, nearest=MOST_SECONDS)
     if bool(format) != (signature == "x, blocks"):
         choice = "no format, or the signature 'x, blocks'" if format else "Q4_0"
         raise OptionError("format", limit="with the signature 'x, blocks'", value=repr(format), nearest=choice)

@@ -23,7 +23,7 @@ from .admission import Admission, Admissions, cannot_run, same_stamp
 from .choose import FORESEEN, Choice, Option, choose
 from .records import notice
 from .relay import Relay
-from .tables import Hint, Table, Use, recommended
+from .tables import Hint, Table, Use, hints_of, recommended
 from .trials import NATIVE, ProductFamily, code_of, try_config, variant_of
 
 if TYPE_CHECKING:
@@ -76,10 +76,8 @@ class Ranking:
             if row is None:
                 continue
             m = row.bucket(product.m).m
-            if m != product.m and not self._alike(product, m):
-                continue
-            for i, use in enumerate(row.bucket(product.m).uses):
-                yield Hint(use, f"table {table.name}", table, row, row.microseconds(product.m) if i == 0 else None)
+            if m == product.m or self._alike(product, m):
+                yield from hints_of(table, row, product.m)
 
     def _alike(self, product: Product, m: int) -> bool:
         """Whether the models expect as long for `m` rows, so that what was the fastest there is so here."""

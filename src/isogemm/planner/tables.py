@@ -159,26 +159,24 @@ def nearest_rows(table: Table, key: NumericKey, most: int = 3) -> list[TunedRow]
     return sorted((r for r in table.rows if r.key.arithmetic == key.arithmetic), key=distance)[:most]
 
 
+def hints_of(table: Table, row: TunedRow, m: int, nearby: str = "") -> Iterator[Hint]:
+    """The kernels that a row has for `m`, the fastest first; `nearby` says which other product it is of, if it is."""
+    for i, use in enumerate(row.bucket(m).uses):
+        timed = row.microseconds(m) if i == 0 and not nearby else None
+        yield Hint(use, nearby or f"table {table.name}", table, row, timed)
+
+
 def recommended(tables: Sequence[Table], product: Product) -> Iterator[Hint]:
     """From the product's own row, table by table; then from the nearest rows, by the same buckets of M."""
     key = numeric_key(product)
-    seen: set[Use] = set()
-
-    def of(table: Table, row: TunedRow, reason: str, *, exact: bool) -> Iterator[Hint]:
-        for i, use in enumerate(row.bucket(product.m).uses):
-            if use not in seen:
-                seen.add(use)
-                timed = row.microseconds(product.m) if exact and i == 0 else None
-                yield Hint(use, reason, table, row, timed)
-
     for table in tables:
         row = table.row(key)
         if row is not None:
-            yield from of(table, row, f"table {table.name}", exact=True)
+            yield from hints_of(table, row, product.m)
     for table in tables:
         for row in nearest_rows(table, key):
             near = f"n {row.key.n}, k {row.key.k}" + (f", batch {row.key.batch}" if row.key.batch > 1 else "")
-            yield from of(table, row, f"default: as for {near} in {table.name}", exact=False)
+            yield from hints_of(table, row, product.m, f"default: as for {near} in {table.name}")
 
 
 def shipped_tables() -> tuple[Table, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -162,6 +162,13 @@ class GemmCall:
         """The same with operand `name` read another way."""
         changes: dict[str, Any] = {name: matrix}
         return replace(self, **changes)
+
+
+class Variant(NamedTuple):
+    """One way to make a mistake."""
+
+    parameter: str  # what was used where, in words
+    case: GemmCall  # the call that was really made
 
 
 def check_floats(name: str, x: Array, limit: str = "", nearest: str = "float32") -> Array:

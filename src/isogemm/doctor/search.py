@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from ..base.progress import Tell
 from .bank import caused, variants_of
-from .bank.variant import Variant
-from .case import Array, GemmCall
+from .case import Array, GemmCall, Variant
 from .diagnosis import Cause, Diagnosis
 from .simulate import EPS, Simulated, explained, simulate
 from .tiles import race

@@ -21,8 +21,7 @@ from ..errors import IsogemmError
 from ..formats import reference as formats
 from ..formats.blocks import FORMATS
 from .bank import MISTAKES, variants_of
-from .bank.variant import Variant
-from .case import Array, Blocks, GemmCall, StoredMatrix
+from .case import Array, Blocks, GemmCall, StoredMatrix, Variant
 from .diagnosis import Diagnosis
 from .probes import random_blocks
 from .results import diagnose

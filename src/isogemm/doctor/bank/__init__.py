@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import NamedTuple
 
-from ..case import GemmCall
+from ..case import GemmCall, Variant
 from ..diagnosis import Cause
-from . import bias, chance, extents, heads, layout, quantized, rounding, scalars
-from .variant import Variant
+from . import bias, extents, heads, layout, quantized, rounding, scalars
 
 __all__ = ["MISTAKES", "Mistake", "Variant", "caused", "variants_of"]
 
@@ -20,6 +19,11 @@ class Mistake(NamedTuple):
     # from the call as it was meant to the calls that this mistake could have made of it; none where chance decides
     variants: Callable[[GemmCall], Iterator[Variant]]
     mend: str  # what to do, in one line
+
+
+def unforeseen(case: GemmCall) -> Iterator[Variant]:
+    """No call describes what is left to chance: `isogemm.doctor.tiles` and `isogemm.doctor.orders` read the result."""
+    yield from ()
 
 
 MISTAKES = MappingProxyType(
@@ -57,8 +61,8 @@ MISTAKES = MappingProxyType(
         "zero-point": Mistake(quantized.zero, "subtract the zero point, or add the block's minimum"),
         "signedness": Mistake(quantized.sign, "read codes with the sign that the format gives them"),
         "sub-block-scale": Mistake(quantized.sub_block, "each sub-block has a scale of its own"),
-        "race": Mistake(chance.unforeseen, "a barrier between the last read of memory and the next write to it"),
-        "other-order": Mistake(chance.unforeseen, "sum in a fixed order, the one that was asked for"),
+        "race": Mistake(unforeseen, "a barrier between the last read of memory and the next write to it"),
+        "other-order": Mistake(unforeseen, "sum in a fixed order, the one that was asked for"),
     }
 )  # fmt: skip
 """By name, the simpler ones first: of two that explain equally well the first is named."""

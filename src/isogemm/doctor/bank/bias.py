@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ..case import GemmCall
-from .variant import Variant
+from ..case import GemmCall, Variant
 
 
 def axis(case: GemmCall) -> Iterator[Variant]:

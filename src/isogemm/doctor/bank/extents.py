@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from ..case import GemmCall
-from .variant import Variant
+from ..case import GemmCall, Variant
 
 TILES = (256, 192, 128, 96, 64, 48, 32, 16, 8, 4, 2)
 BLOCKS = (256, 128, 64, 32, 16, 8, 4)

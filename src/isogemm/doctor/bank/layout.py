@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from ..case import GemmCall, StoredMatrix
-from .variant import Variant
+from ..case import GemmCall, StoredMatrix, Variant
 
 PADDINGS = (4, 8, 16, 32, 64, 128)
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from ...contract.int32 import Codes
 from ...formats import reference
-from ..case import Array, GemmCall
-from .variant import Variant
+from ..case import Array, GemmCall, Variant
 
 NIBBLES = ("Q4_0", "Q4_1", "Q4_K")
 

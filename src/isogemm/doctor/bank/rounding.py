@@ -8,9 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from ..case import GemmCall
+from ..case import GemmCall, Variant
 from ..simulate import round_to
-from .variant import Variant
 
 STEPS = (1, 0, 4, 8, 16, 32)
 NARROW = ("float16", "bfloat16")

@@ -10,8 +10,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 
-from ..case import GemmCall
-from .variant import Variant
+from ..case import GemmCall, Variant
 
 LEAST = 5e-324  # as a factor of what is finite it is 0
 TYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

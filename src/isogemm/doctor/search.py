@@ -133,10 +133,9 @@ def search(
 def _off(observed: Array, found: Simulated) -> npt.NDArray[np.float64]:
     """Errors in units of their bound."""
     with np.errstate(all="ignore"):
-        off = np.abs(observed.astype(np.float64) - found.value) / found.bound
-        same = (observed.astype(np.float64) == found.value) | (
-            np.isnan(observed.astype(np.float64)) & np.isnan(found.value)
-        )
+        wide = observed.astype(np.float64)
+        off = np.abs(wide - found.value) / found.bound
+        same = (wide == found.value) | (np.isnan(wide) & np.isnan(found.value))
     return np.asarray(np.where(same, 0.0, np.where(np.isnan(off), np.inf, off)))
 
 

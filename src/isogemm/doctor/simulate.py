@@ -48,13 +48,9 @@ def simulate(case: GemmCall, at: Places) -> Simulated:
     element = case.c.owner[at]
     m, n, k = case.sizes
     p, i, j = np.unravel_index(np.maximum(element, 0), (case.items, m, n))
-    special = case.alias or case.sums
+    alone = at.size * max(1, k) <= GATHERED or case.alias or case.sums
     with np.errstate(all="ignore"):
-        if at.size * max(1, k) <= GATHERED or special:
-            terms = _terms(case, p, i, j)
-        else:
-            value, squares, magnitudes = (x[p, i, j] for x in _products(case))
-            terms = value, squares, magnitudes
+        terms = _terms(case, p, i, j) if alone else tuple(x[p, i, j] for x in _products(case))
         return _finished(case, at, (element < 0) | (i >= case.written[0]) | (j >= case.written[1]), i, j, terms)
 
 

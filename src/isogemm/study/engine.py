@@ -259,7 +259,7 @@ def _with(
     kernels, launched = _kernels(made, site, inspect=case.inspect)
     spent.on("named")
     clocks = {}
-    for clock in _clocks(case, site):
+    for clock in dict.fromkeys([site.main_clock, *(name for name in case.clocks if name in site.clocks)]):
         clocks[clock] = _by(clock, made.ways, once, site, options)
         spent.on(clock)
     timings = clocks.pop(site.main_clock)
@@ -275,10 +275,6 @@ def _with(
         "work": {name: way.work for name, way in made.ways.items()},
         "clocks": clocks,
     }
-
-
-def _clocks(case: StudyCase, site: Site) -> list[str]:
-    return list(dict.fromkeys([site.main_clock, *(name for name in case.clocks if name in site.clocks)]))
 
 
 def _first(way: Way, site: Site) -> float:

@@ -107,7 +107,8 @@ def _run(run: StudyRun, specs: dict[str, Any]) -> str:
         parts.append(_figure(figure, f"figure{len(specs)}"))
         if figure.chart is not None:
             specs[f"figure{len(specs)}"] = chart_spec(figure.chart)
-    return "".join([*parts, _missing(run), _commands(run), _machine(run)])
+    commands = _details("The command behind each row", [row["command"] for row in run.rows], code=True)
+    return "".join([*parts, _missing(run), commands, _machine(run)])
 
 
 def disturbed(run: StudyRun) -> str:
@@ -156,10 +157,6 @@ def _missing(run: StudyRun) -> str:
     words += [f"{row['name']}: {row['error']}" for row in run.rows if row["error"]]
     words += list(dict.fromkeys(f"{way}: {why}" for row in run.rows for way, why in row["absent"].items()))
     return _details("What was not measured, and why", words)
-
-
-def _commands(run: StudyRun) -> str:
-    return _details("The command behind each row", [row["command"] for row in run.rows], code=True)
 
 
 def _details(title: str, lines: Sequence[str], *, code: bool = False) -> str:

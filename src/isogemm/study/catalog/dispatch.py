@@ -20,6 +20,7 @@ from ..bits import apart, attended, unpromised
 from ..charts import number, times
 from ..declare import Figure, Row, Study, StudyCase, Way, Ways
 from ..site import Site
+from .four_methods import step_of
 
 Call = Callable[[Any, Any], Any]
 
@@ -104,7 +105,7 @@ def _make(site: Site, seed: int, *, spelled: Spelled, dtype: str) -> Ways:
     outputs = next(iter(spelled.calls.values()))(x, y).numel()
     work, ways = Work(spelled.flops, ITEMSIZE[dtype] * (x.numel() + y.numel() + outputs)), {}
     for name, call in spelled.calls.items():
-        step = partial(_step, call, x, y)
+        step = step_of(call, x, y)
         ways[name] = Way((step,), work, "torch", _ran(site, partial(step, 0)))
 
     def check() -> dict[str, dict[str, Any]]:
@@ -114,10 +115,6 @@ def _make(site: Site, seed: int, *, spelled: Spelled, dtype: str) -> Ways:
         return {name: unpromised(got, first, got.numel(), apart(on_host(got), exact)) for name, got in results.items()}
 
     return Ways(ways, check, {"operands": "not rotated"})
-
-
-def _step(call: Call, x: Any, y: Any, i: int) -> Any:
-    return call(x, y)
 
 
 def _ran(site: Site, call: Callable[[], Any]) -> str:

@@ -23,7 +23,7 @@ from ...planner.tuning import Wanted
 from ..bits import judged
 from ..charts import lines, number, points, times, words
 from ..cublas import pointer_products
-from ..declare import Figure, Row, Study, StudyCase, Way, Ways
+from ..declare import Figure, Row, Step, Study, StudyCase, Way, Ways
 from ..site import Site
 
 METHODS = ("wide", "loop", "pointers", "strided")
@@ -127,7 +127,7 @@ def _items(wide: Any, k: int) -> Any:
 
 
 Product = Callable[..., Any]
-Calls = dict[str, Sequence[Callable[[int], Any]]]
+Calls = dict[str, Sequence[Step]]
 
 
 def _isogemm(operands: Sequence[Any], contract: str) -> Calls:
@@ -137,7 +137,7 @@ def _isogemm(operands: Sequence[Any], contract: str) -> Calls:
     return {
         "strided isogemm": [lambda i: gemm_strided_batched(left, right, out=out, contract=contract)],
         "pointers isogemm": [lambda i: gemm_batched(*lists[:2], out=lists[2], contract=contract)],
-        "loop isogemm": [_each(matmul, a, b, out=c, contract=contract) for a, b, c in triples],
+        "loop isogemm": [step_of(matmul, a, b, out=c, contract=contract) for a, b, c in triples],
         "wide isogemm": [lambda i: matmul(left[0], wide, out=out_wide, contract=contract)],
     }
 
@@ -148,13 +148,14 @@ def _library(name: str, operands: Sequence[Any], batch: Product, one: Product) -
     triples = list(zip(left, right, out, strict=True))
     return {
         f"strided {name}": [lambda i: batch(left, right, out=out)],
-        f"loop {name}": [_each(one, a, b, out=c) for a, b, c in triples],
+        f"loop {name}": [step_of(one, a, b, out=c) for a, b, c in triples],
         f"wide {name}": [lambda i: one(left[0], wide, out=out_wide)],
     }
 
 
-def _each(product: Product, a: Any, b: Any, **options: Any) -> Callable[[int], Any]:
-    return lambda i: product(a, b, **options)
+def step_of(product: Product, *operands: Any, **options: Any) -> Step:
+    """A step that multiplies these operands, whichever turn it is."""
+    return lambda i: product(*operands, **options)
 
 
 def torch_mode(site: Site, *, tf32: bool) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from ..charts import bars, number, points, words
 from ..declare import Figure, Row, Study, StudyCase, Way, Ways
 from ..products import LinearProduct
 from ..site import Site
-from .four_methods import torch_mode
+from .four_methods import step_of, torch_mode
 
 ALPHA, BETA = 1.5, 0.5
 MODES = {
@@ -64,7 +64,7 @@ def _example(site: Site, seed: int) -> Ways:
     c = a + b
     work = Work.gemm(4, 4, 4, itemsize=4, batch=3)
     outs = {name: site.empty((3, 4, 4), "float32") for name in ("strided", "loop")}
-    loop = [partial(_one, a[i], b[i], c[i], outs["loop"][i]) for i in range(3)]
+    loop = [step_of(gemm, a[i], b[i], c[i], out=outs["loop"][i], alpha=ALPHA, beta=BETA) for i in range(3)]
     ways = {
         "strided": Way([lambda i: gemm_strided_batched(a, b, c, out=outs["strided"], alpha=ALPHA, beta=BETA)], work),
         "loop": Way(loop, work),
@@ -84,10 +84,6 @@ def _example(site: Site, seed: int) -> Ways:
         }  # fmt: skip
 
     return Ways(ways, check, {"alpha": ALPHA, "beta": BETA})
-
-
-def _one(a: Any, b: Any, c: Any, out: Any, i: int) -> Any:
-    return gemm(a, b, c, out=out, alpha=ALPHA, beta=BETA)
 
 
 def figures(rows: Sequence[Row]) -> list[Figure]:

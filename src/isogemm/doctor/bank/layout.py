@@ -96,11 +96,9 @@ def offsets(case: GemmCall) -> Iterator[Variant]:
             moved["in reverse"] = x.offsets[::-1]
             for p in range(1, min(4, case.items)):
                 moved[f"in turns, from item {p} on"] = x.offsets[p:] + x.offsets[:p]
-            if case.items <= 8:
-                for p in range(case.items - 1):
-                    swapped = list(x.offsets)
-                    swapped[p], swapped[p + 1] = swapped[p + 1], swapped[p]
-                    moved[f"of items {p} and {p + 1} exchanged"] = tuple(swapped)
+            for p in range(case.items - 1 if case.items <= 8 else 0):
+                swapped = (*x.offsets[:p], x.offsets[p + 1], x.offsets[p], *x.offsets[p + 2 :])
+                moved[f"of items {p} and {p + 1} exchanged"] = swapped
         seen = {x.offsets}
         for words, there in moved.items():
             if there not in seen:

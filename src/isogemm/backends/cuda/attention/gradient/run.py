@@ -41,8 +41,6 @@ class BackTile(NamedTuple):
     keys: int
     stages: int
     warps: int
-    across: bool = False
-    early: bool = True
 
 
 class BackCase(NamedTuple):
@@ -98,8 +96,8 @@ class BackTiles(NamedTuple):
 
 # The likeliest first, by whether a head has more than 64 elements.
 PAIRS = {
-    False: (BackTiles(BackTile(64, 64, 2, 4, early=False), BackTile(64, 32, 3, 4)),),
-    True: (BackTiles(BackTile(32, 128, 3, 8, early=False), BackTile(128, 64, 3, 8)),),
+    False: (BackTiles(BackTile(64, 64, 2, 4), BackTile(64, 32, 3, 4)),),
+    True: (BackTiles(BackTile(32, 128, 3, 8), BackTile(128, 64, 3, 8)),),
 }
 
 
@@ -161,8 +159,7 @@ def _constants(case: BackCase, tile: BackTile) -> dict[str, Any]:
         "ROWS": tile.rows, "KEYS": tile.keys, "D": d, "DV": dv, "GROUP": case.group,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops, "EVEN_D": d == case.d,
         "EVEN_DV": dv == case.dv, "TERMS": tuple(float(x) for x in EXP2_TERMS["float32"]),
-        "STAGES": tile.stages, "ACROSS": tile.across, "EARLY": tile.early, "EVEN_ROWS": case.rows % tile.rows == 0,
-        "PDL": facts.device(case.device).overlaps,
+        "STAGES": tile.stages, "EVEN_ROWS": case.rows % tile.rows == 0, "PDL": facts.device(case.device).overlaps,
     }  # fmt: skip
 
 
@@ -186,7 +183,7 @@ def _built(function: Any, case: BackCase, tile: BackTile, outs: Sequence[str]) -
                  launch_pdl=on.overlaps)  # fmt: skip
 
 
-_TILED = ("ROWS", "KEYS", "STAGES", "ACROSS", "EARLY")
+_TILED = ("ROWS", "KEYS", "STAGES")
 
 
 def bind(case: BackCase, keys: BackTile, rows: BackTile) -> Launch:

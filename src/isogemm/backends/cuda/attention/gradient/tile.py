@@ -84,7 +84,7 @@ def beyond(first, step_h, step_t, GROUP: tl.constexpr):
 def walk_rows(dk, dv_, k, v, q, dy, stats, begin, end, rows, every, q_h, q_t, dy_h, dy_t, j, in_d, in_dv,
               offset, c, ROWS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, GROUP: tl.constexpr,
               MASKED: tl.constexpr, EVEN_D: tl.constexpr, EVEN_DV: tl.constexpr, TERMS: tl.constexpr,
-              STAGES: tl.constexpr, ACROSS: tl.constexpr, EARLY: tl.constexpr, EVEN_ROWS: tl.constexpr):  # fmt: skip
+              STAGES: tl.constexpr, EVEN_ROWS: tl.constexpr):  # fmt: skip
     """dk and dv of keys j, over rows from `begin`, a multiple of 16, to `end`."""
     rd, rdv, first = tl.arange(0, D), tl.arange(0, DV), tl.arange(0, ROWS)
     for n in tl.range(begin, end, ROWS, num_stages=STAGES):
@@ -104,26 +104,12 @@ def walk_rows(dk, dv_, k, v, q, dy, stats, begin, end, rows, every, q_h, q_t, dy
         else:
             dys = tl.load(dy + at_dy[:, None] + rdv[None, :], mask=inside[:, None] & in_dv[None, :], other=0.0)
         u, over, delta = tl.load(stats + r), tl.load(stats + every + r), tl.load(stats + 2 * every + r)
-        if ACROSS:  # rows in the first dimension: fewer registers for their numbers, p and ds by shared memory
-            s = tl.dot(qs, tl.trans(k))
-            if EARLY:
-                dp = tl.dot(dys, tl.trans(v))
-            hidden = j[None, :] > (r // GROUP + offset)[:, None]
-            p = power(s, u[:, None], over[:, None], c, hidden, MASKED, TERMS)
-            dv_ = tl.dot(tl.trans(p.to(dys.dtype)), dys, dv_)
-            if not EARLY:
-                dp = tl.dot(dys, tl.trans(v))
-            ds = tl.trans((dp - delta[:, None]) * p)
-        else:
-            s = tl.dot(k, tl.trans(qs))
-            if EARLY:
-                dp = tl.dot(v, tl.trans(dys))
-            hidden = j[:, None] > (r // GROUP + offset)[None, :]
-            p = power(s, u[None, :], over[None, :], c, hidden, MASKED, TERMS)
-            dv_ = tl.dot(p.to(dys.dtype), dys, dv_)
-            if not EARLY:
-                dp = tl.dot(v, tl.trans(dys))
-            ds = (dp - delta[None, :]) * p
+        s = tl.dot(k, tl.trans(qs))
+        hidden = j[:, None] > (r // GROUP + offset)[None, :]
+        p = power(s, u[None, :], over[None, :], c, hidden, MASKED, TERMS)
+        dv_ = tl.dot(p.to(dys.dtype), dys, dv_)
+        dp = tl.dot(v, tl.trans(dys))
+        ds = (dp - delta[None, :]) * p
         dk = tl.dot(ds.to(qs.dtype), qs, dk)
     return dk, dv_
 
@@ -134,8 +120,8 @@ def attention_back_keys(q, k, v, dy, stats, start, stop, dk, dv_,
                         offset, c, scale,
                         ROWS: tl.constexpr, KEYS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, GROUP: tl.constexpr,
                         CAUSAL: tl.constexpr, STARTS: tl.constexpr, STOPS: tl.constexpr, EVEN_D: tl.constexpr,
-                        EVEN_DV: tl.constexpr, TERMS: tl.constexpr, STAGES: tl.constexpr, ACROSS: tl.constexpr,
-                        EARLY: tl.constexpr, EVEN_ROWS: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+                        EVEN_DV: tl.constexpr, TERMS: tl.constexpr, STAGES: tl.constexpr, EVEN_ROWS: tl.constexpr,
+                        PDL: tl.constexpr):  # fmt: skip
     """dk and dv, [batch, heads, tk, ...] and contiguous, of KEYS keys. The tiles with the longest walks come first."""
     if PDL:
         gdc_wait()
@@ -165,10 +151,10 @@ def attention_back_keys(q, k, v, dy, stats, start, stop, dk, dv_,
         whole = tl.minimum(whole, tl.cdiv(end, ROWS) * ROWS)
         one, two = walk_rows(one, two, ks, vs, q, dy, stats, begin, whole, rows, every, q_h, q_t, dy_h, dy_t, j,
                              in_d, in_dv, offset, c, ROWS, D, DV, GROUP, True, EVEN_D, EVEN_DV, TERMS, STAGES,
-                             ACROSS, EARLY, EVEN_ROWS)  # fmt: skip
+                             EVEN_ROWS)  # fmt: skip
     one, two = walk_rows(one, two, ks, vs, q, dy, stats, whole, end, rows, every, q_h, q_t, dy_h, dy_t, j,
                          in_d, in_dv, offset, c, ROWS, D, DV, GROUP, False, EVEN_D, EVEN_DV, TERMS, STAGES,
-                             ACROSS, EARLY, EVEN_ROWS)  # fmt: skip
+                         EVEN_ROWS)  # fmt: skip
     line, stored = (item * heads + bundle) * tk + j64, j < tk
     one = canonical(tl.where(seen[:, None], one * scale, 0.0))
     two = canonical(tl.where(seen[:, None], two, 0.0))

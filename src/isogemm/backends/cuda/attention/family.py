@@ -74,6 +74,11 @@ def padded(size: int) -> int:
     return max(16, 1 << (size - 1).bit_length())
 
 
+def named_steps(**strides: Sequence[int]) -> dict[str, int]:
+    """Strides over batch entries, heads, tokens and keys, as Triton's kernels name them: ``q_b``, ``q_h``, ``q_t``."""
+    return {f"{name}_{axis}": step for name, of in strides.items() for axis, step in zip("bhtk", of, strict=False)}
+
+
 def edges(case: AttentionCase, whole: tuple[int, int], ragged: tuple[int, int]) -> Iterator[AttentionCase]:
     """Cases of two head sizes, as tiles have them and not: all rows and keys; bounds; lines farther apart."""
     yield case.made((2, 2, 67, 2, 300, *whole), bounds=False, stats=True, offset=300 - 67, pad=0)

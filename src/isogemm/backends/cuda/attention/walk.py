@@ -8,7 +8,7 @@ from typing import Any
 from ....base.dtypes import CODE, TRITON
 from ..driver.triton_build import build
 from .case import MOST_SUMS, AttentionCase, steps_of
-from .family import Attention, mask_defines, padded, terms
+from .family import Attention, mask_defines, named_steps, padded, terms
 from .meet import meet_defines, met
 from .trial import Run
 
@@ -76,11 +76,8 @@ def _rows_of(case: AttentionCase) -> int:
 
 def triton_facts(case: AttentionCase, walk: int, block: int) -> TypesAndValues:
     """What the compiler and a launch take, for tiles of `block` rows."""
-    q, k, v = case.operands
-    steps = {f"{x}_{axis}": s for x, o in zip("qkv", (q, k, v), strict=True)
-             for axis, s in zip("bht", steps_of(o)[:3], strict=True)}  # fmt: skip
-    steps |= dict(zip(("mask_b", "mask_h", "mask_t", "mask_k"), case.mask or (0, 0, 0, 0), strict=True))
-    steps |= dict(zip(("y_b", "y_h", "y_t"), case.y_strides, strict=True))
+    q, k, v = (steps_of(x)[:3] for x in case.operands)
+    steps = named_steps(q=q, k=k, v=v, mask=case.mask or (0, 0, 0, 0), y=case.y_strides)
     sizes = {"tq": case.tq, "tk": case.tk, "d": case.d, "dv": case.dv, "heads": case.heads, "group": case.group,
              "pack": case.group, "offset": case.offset or 0}  # fmt: skip
     dtype = f"*{TRITON[case.dtype]}"

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .....base.dtypes import TRITON, torch_name
 from .....base.seen import Seen
-from .....contract.attention import EXP2_TERMS, factor
+from .....contract.attention import factor
 from .....errors import ContractError
 from .....planner.bench import Bench
 from .....planner.choose import Option, choose
 from ...driver import facts
+from ...driver.kernel import Bound
 from ...driver.machine import admissions
-from ...driver.triton_build import Built, build
+from ...driver.triton_build import build
 from ..case import Strided
-from ..family import padded
+from ..family import named_steps, padded, terms
 from ..run import clamped
 from .trial import BackRun, by_definition, contents, differs, posed
 
@@ -126,7 +127,22 @@ class Back:
 
     def bind(self, case: BackCase, config: BackTiles, device: int) -> Launch:
         """``launch(stream, q, k, v, dy, wide, y, m, total, start, stop, stats, dq, dk, dv)``."""
-        return bind(case, config.keys, config.rows)
+        from .tile import attention_back_keys, attention_back_rows
+
+        (b, heads, tk, _), (keys, rows) = case.k.shape, config
+        prepare = _prepare(case)
+        of_keys = _bound(attention_back_keys, case, keys, ("dk", "dv_"), (heads, b, -(-tk // keys.keys)))
+        of_rows = _bound(attention_back_rows, case, rows, ("dq",), (heads, b, -(-case.rows // rows.rows)))
+
+        def launch(stream: int, q: int, k: int, v: int, dy: int, wide: int, y: int, m: int, total: int, start: int,
+                   stop: int, stats: int, dq: int, dk: int, dv: int) -> None:  # fmt: skip
+            prepare(stream, wide, y, m, total, stats)
+            if dk:
+                of_keys(stream, q, k, v, dy, stats, start, stop, dk, dv)
+            if dq:
+                of_rows(stream, q, k, v, dy, stats, start, stop, dq)
+
+        return launch
 
     def trial(self, bench: Bench, case: BackCase, config: BackTiles) -> str:
         """Empty where every bit of every gradient was right, else the first difference."""
@@ -158,70 +174,43 @@ def _constants(case: BackCase, tile: BackTile) -> dict[str, Any]:
     return {
         "ROWS": tile.rows, "KEYS": tile.keys, "D": d, "DV": dv, "GROUP": case.group,
         "CAUSAL": case.offset is not None, "STARTS": case.starts, "STOPS": case.stops, "EVEN_D": d == case.d,
-        "EVEN_DV": dv == case.dv, "TERMS": tuple(float(x) for x in EXP2_TERMS["float32"]),
+        "EVEN_DV": dv == case.dv, "TERMS": terms("float32"),
         "STAGES": tile.stages, "EVEN_ROWS": case.rows % tile.rows == 0, "PDL": facts.device(case.device).overlaps,
     }  # fmt: skip
 
 
-def _values(case: BackCase) -> dict[str, Any]:
-    steps = {f"{x}_{axis}": step for x, strides in zip(("q", "k", "v", "dy"),
-             (case.q.strides, case.k.strides, case.v.strides, case.dy), strict=True)
-             for axis, step in zip("bht", strides, strict=False)}  # fmt: skip
-    sizes = {"rows": case.rows, "tk": case.k.shape[2], "d": case.d, "dv": case.dv,
-             "heads": case.k.shape[1], "offset": case.offset or 0}  # fmt: skip
-    return {**steps, **sizes, "c": case.c, "scale": case.scale}
+def _prepare(case: BackCase) -> Bound:
+    """``prepare(stream, wide, y, m, total, stats)``."""
+    from .tile import attention_back_stats
 
-
-def _built(function: Any, case: BackCase, tile: BackTile, outs: Sequence[str]) -> Built:
-    on, values, kind = facts.device(case.device), _values(case), f"*{TRITON[case.dtype]}"
-    types = dict.fromkeys(("q", "k", "v", "dy", *outs), kind) | {"stats": "*fp32", "start": "*i32", "stop": "*i32"}
-    hints = [name for name in types if name not in ("start", "stop")]
-    types |= {name: "fp32" if name in ("c", "scale") else "i64" if "_" in name else "i32" for name in values}
-    hints += [name for name in values if "_" in name or name in ("d", "dv")]
-    constants = {name: x for name, x in _constants(case, tile).items() if name in function.arg_names}
-    return build(function, types, constants, aligned=hints, capability=on.capability, num_warps=tile.warps,
-                 launch_pdl=on.overlaps)  # fmt: skip
-
-
-_TILED = ("ROWS", "KEYS", "STAGES")
-
-
-def bind(case: BackCase, keys: BackTile, rows: BackTile) -> Launch:
-    """``launch(stream, q, k, v, dy, wide, y, m, total, start, stop, stats, dq, dk, dv)``."""
-    from . import tile as kernels
-
-    (b, heads, tk, _), on = case.k.shape, facts.device(case.device)
-    steps = {f"{x}_{axis}": step for x, strides in (("dy", case.wide), ("y", case.y))
-             for axis, step in zip("bht", strides, strict=False)}  # fmt: skip
+    (b, heads, _, _), on = case.k.shape, facts.device(case.device)
+    steps = named_steps(dy=case.wide, y=case.y)
     values = {**steps, "rows": case.rows, "dv": case.dv, "heads": heads}
     types = {"dy": f"*{TRITON[case.dtype_wide]}", "y": f"*{TRITON[case.dtype_y]}", **dict.fromkeys(
         ("m", "total", "stats"), "*fp32"), **{name: "i64" if "_" in name else "i32" for name in values}}  # fmt: skip
     constants = {"ROWS": STATS_ROWS, "GROUP": case.group, "PDL": on.overlaps}
-    first = build(kernels.attention_back_stats, types, constants, aligned=[*list(types)[:2], *steps, "dv"],
-                  capability=on.capability, num_warps=4, launch_pdl=on.overlaps)  # fmt: skip
-    prepare = first.bind(case.device, (case.width // STATS_ROWS, heads, b), values)
-    values = _values(case)
-    of_keys = _built(kernels.attention_back_keys, case, keys, ("dk", "dv_")).bind(
-        case.device, (heads, b, -(-tk // keys.keys)), values
-    )
-    of_rows = _built(kernels.attention_back_rows, case, rows, ("dq",)).bind(
-        case.device, (heads, b, -(-case.rows // rows.rows)), values
-    )
-
-    def launch(stream: int, q: int, k: int, v: int, dy: int, wide: int, y: int, m: int, total: int, start: int,
-               stop: int, stats: int, dq: int, dk: int, dv: int) -> None:  # fmt: skip
-        prepare(stream, wide, y, m, total, stats)
-        if dk:
-            of_keys(stream, q, k, v, dy, stats, start, stop, dk, dv)
-        if dq:
-            of_rows(stream, q, k, v, dy, stats, start, stop, dq)
-
-    return launch
+    built = build(attention_back_stats, types, constants, aligned=["dy", "y", *steps, "dv"], capability=on.capability,
+                  num_warps=4, launch_pdl=on.overlaps)  # fmt: skip
+    return built.bind(case.device, (case.width // STATS_ROWS, heads, b), values)
 
 
+def _bound(function: Any, case: BackCase, tile: BackTile, outs: Sequence[str], grid: tuple[int, int, int]) -> Bound:
+    """``launch(stream, q, k, v, dy, stats, start, stop, outs...)``."""
+    on, kind = facts.device(case.device), f"*{TRITON[case.dtype]}"
+    steps = named_steps(q=case.q.strides[:3], k=case.k.strides[:3], v=case.v.strides[:3], dy=case.dy)
+    values = {**steps, "rows": case.rows, "tk": case.k.shape[2], "d": case.d, "dv": case.dv, "heads": case.k.shape[1],
+              "offset": case.offset or 0, "c": case.c, "scale": case.scale}  # fmt: skip
+    types = dict.fromkeys(("q", "k", "v", "dy", *outs), kind) | {"stats": "*fp32", "start": "*i32", "stop": "*i32"}
+    hints = [name for name in types if name not in ("start", "stop")] + [*steps, "d", "dv"]
+    types |= {name: "fp32" if name in ("c", "scale") else "i64" if name in steps else "i32" for name in values}
+    constants = {name: x for name, x in _constants(case, tile).items() if name in function.arg_names}
+    built = build(function, types, constants, aligned=hints, capability=on.capability, num_warps=tile.warps,
+                  launch_pdl=on.overlaps)  # fmt: skip
+    return built.bind(case.device, grid, values)
+
+
+_TILED = ("ROWS", "KEYS", "STAGES")
 KERNEL = Back()
-
-
 _plans: Seen[tuple[Launch, int] | None] = Seen(1024)
 """What `_planned` gave, by all that it depends on."""
 

@@ -58,7 +58,7 @@ class FewAttention(HopperAttention):
         ragged = wide - 24, wide - 8
         first, second = ((5, 3), (1, 16)) if case.rows <= 16 else ((15, 2), (32, 1)) if case.rows <= 32 else (
             (33, 2), (13, 5))  # fmt: skip
-        processors = _processors(case)
+        processors = case.on.multiprocessors
         if _whole(case):
             many = (7, 2) if case.rows <= 16 else (16, 2) if case.rows <= 32 else (20, 2)
             yield case.made((2, 2, *first, 100, wide, wide), bounds=False, stats=True, offset=100 - first[0], pad=0)
@@ -85,10 +85,6 @@ def _rows(case: AttentionCase) -> int:
     return 16 if case.rows <= 16 else 32 if case.rows <= 32 else 64
 
 
-def _processors(case: AttentionCase) -> int:
-    return case.on.multiprocessors
-
-
 def _units(case: AttentionCase) -> int:
     """Tiles of rows, each with its keys."""
     return -(-case.rows // _rows(case)) * (case.heads // case.group) * case.batch
@@ -101,7 +97,7 @@ def _whole(case: AttentionCase) -> bool:
     under way, at most, or all of them: between these the next launch finds room beside some of them and not beside
     others, and its share of the memory is as uneven (H200, 256 walks of 8 leaves: 44 us, not 38).
     """
-    units, processors = _units(case), _processors(case)
+    units, processors = _units(case), case.on.multiprocessors
     alike = case.leaves <= 16 or not (case.starts or case.stops)
     fits = 0.9 * processors <= units <= 1.5 * processors or units >= 3 * processors
     return case.leaves == 1 or (alike and fits)
@@ -111,5 +107,5 @@ def _each(case: AttentionCase) -> int:
     """Leaves of a block."""
     if _whole(case):
         return case.leaves
-    blocks = _units(case) * case.leaves / (2 * _processors(case))
+    blocks = _units(case) * case.leaves / (2 * case.on.multiprocessors)
     return max(1, min(round(blocks), 2 if case.rows <= 16 else 4))

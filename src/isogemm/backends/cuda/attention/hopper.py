@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....base.dtypes import CODE, PTX
-from ..driver import facts
 from ..driver.kernel import ints, longs
 from ..driver.tensormap import Encoder, encoder
 from ..driver.wgmma import mma
@@ -53,7 +52,7 @@ class HopperAttention(Attention):
         steps = longs(*(case.mask or (0, 0, 0, 0)), *case.y_strides)
         bound = loaded("hopper", case, self.defines(case), before=text).bind(
             [*["map"] * 3, *["ptr"] * 5, *steps, *sizes, ("f32", case.c)],
-            grid=(min(tiles * case.heads * case.batch, facts.device(case.device).multiprocessors),),
+            grid=(min(tiles * case.heads * case.batch, case.on.multiprocessors),),
             block=(128 * WARPGROUPS + 128,),
             shared=(9 if chunks == 2 else 5) * CHUNK + WARPGROUPS * chunks * 8192 + 1024,
             pdl=True,

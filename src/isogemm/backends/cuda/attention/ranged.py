@@ -15,17 +15,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ....base.dtypes import CODE
 from ....contract.attention import LEAF, ranges
 from ....planner.bench import Bench
 from ..driver.kernel import ints, longs
-from ..driver.triton_build import build
 from ..driver.workspace import workspace
 from .case import AttentionCase
 from .family import Attention, blocks_of, loaded, mask_defines
 from .fma import ROWS, FmaAttention
 from .trial import NATIVE, Contents, Run, by_definition, compared, contents, outputs, shrunk, windows
-from .walk import WalkAttention, triton_facts
+from .walk import TypesAndValues, WalkAttention, compiled_by_triton, triton_facts, triton_text
 
 
 class Lines(NamedTuple):
@@ -73,12 +71,7 @@ class RangedAttention(Attention):
     name = "attention ranged"
 
     def defines(self, case: AttentionCase) -> dict[str, Any]:
-        if case.fma:
-            parts = FmaAttention().defines(case)
-        else:
-            _, constants, hints, options, _ = _facts(case)
-            kinds = {"KIND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "HINTS": ",".join(hints)}
-            parts = {name: value for name, value in constants.items() if name != "TERMS"} | options | kinds
+        parts = FmaAttention().defines(case) if case.fma else triton_text(case, _facts(case))
         return parts | _defines(case)
 
     def supports(self, case: AttentionCase, config: str = "") -> bool:
@@ -115,7 +108,7 @@ class RangedAttention(Attention):
                     main(stream, q, k, v, mask, first, first + 4 * b, y, stats)
 
             return run_one
-        walk = _walk(case)
+        walk = FmaAttention().launch(case, (*_steps(case).values(), _tiles(case))) if case.fma else _triton_walk(case)
         sizes = (lines.number, lines.number, b, b, b, b * lines.heads * _tiles(case) * _tile(case))
         begin = [4 * sum(sizes[:i]) for i in range(7)]
 
@@ -194,7 +187,7 @@ def _steps(case: AttentionCase) -> dict[str, int]:
     return steps | {"order_b": heads * slots, "order_h": slots if heads > 1 else 0}
 
 
-def _facts(case: AttentionCase) -> tuple[Any, ...]:
+def _facts(case: AttentionCase) -> TypesAndValues:
     """What `triton_facts` is, of the kernel for ranges."""
     types, constants, hints, options, values = triton_facts(together(case), WalkAttention.index, _rows(case))
     for name in ("CAUSAL", "STARTS", "STOPS", "WALK"):
@@ -207,20 +200,11 @@ def _facts(case: AttentionCase) -> tuple[Any, ...]:
     return types, constants, tuple(x for x in hints if x != "sums"), options, values
 
 
-def _walk(case: AttentionCase) -> Callable[..., None]:
-    """``(stream, q, k, v, mask, start, stop, y, stats, apart, order)``."""
-    if case.fma:
-        return FmaAttention().launch(case, (*_steps(case).values(), _tiles(case)))
-    return _triton_walk(case)
-
-
 @functools.lru_cache(maxsize=256)
 def _triton_walk(case: AttentionCase) -> Callable[..., None]:
+    """``(stream, q, k, v, mask, start, stop, y, stats, apart, order)``."""
     from .windows import attention_ranged
 
-    types, constants, hints, options, values = _facts(case)
-    pdl, capability = constants["PDL"], case.on.capability
-    built = build(attention_ranged, types, constants, aligned=hints, capability=capability, launch_pdl=pdl, **options)
-    bundles = case.heads // _pack(case)
+    found, bundles = _facts(case), case.heads // _pack(case)
     grid = (min(_tiles(case), blocks_of(bundles * case.batch, case.device)), bundles, case.batch)
-    return built.bind(case.device, grid, values)
+    return compiled_by_triton(attention_ranged, case, found).bind(case.device, grid, found[-1])

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from ....base.dtypes import CODE, TRITON
-from ..driver.triton_build import build
+from ..driver.triton_build import Built, build
 from .case import MOST_SUMS, AttentionCase, steps_of
 from .family import Attention, mask_defines, named_steps, padded, terms
 from .meet import meet_defines, met
@@ -108,12 +108,17 @@ def triton_text(case: AttentionCase, found: TypesAndValues) -> dict[str, Any]:
     return chosen | kinds | {"HINTS": ",".join(hints)}
 
 
+def compiled_by_triton(function: Any, case: AttentionCase, found: TypesAndValues) -> Built:
+    """A kernel of Triton's, for the case's device."""
+    types, constants, hints, options, _ = found
+    pdl, capability = constants["PDL"], case.on.capability
+    return build(function, types, constants, aligned=hints, capability=capability, launch_pdl=pdl, **options)
+
+
 @functools.lru_cache(maxsize=256)
-def _built(case: AttentionCase, walk: int, block: int) -> tuple[Any, dict[str, float]]:
+def _built(case: AttentionCase, walk: int, block: int) -> tuple[Built, dict[str, float]]:
     """The Triton kernel, and the values of its parameters that are fixed."""
     from .tile import attention
 
-    types, constants, hints, options, values = triton_facts(case, walk, block)
-    pdl, capability = constants["PDL"], case.on.capability
-    built = build(attention, types, constants, aligned=hints, capability=capability, launch_pdl=pdl, **options)
-    return built, values
+    found = triton_facts(case, walk, block)
+    return compiled_by_triton(attention, case, found), found[-1]

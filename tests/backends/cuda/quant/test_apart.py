@@ -150,7 +150,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
 def test_products_do_not_wait_for_one_another(kernels, name):
     """No spills; products are waited for once, at the end of a tile; and no stage asks for the block's place."""
     for m in (36, 169, 512) if name == "Q4_K" else (169,):
-        KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, 2048, 4096), None, 0)
+        case = QuantCase("same", name, "bfloat16", "bfloat16", None, m, 2048, 4096)
+        KERNEL.build(case, KERNEL.configure(case, 132), 0)
     for kernel in kernels.loaded:
         assert kernel.spilled == 0
         assert not kernel.hasty()

@@ -320,7 +320,8 @@ def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
 def test_products_do_not_wait_for_one_another(kernels, name):
     """No spills; and no product is waited for before the next one: a serialised walk leaves none in flight."""
     for m in (64, 512) if name == "Q4_K" else (512,):
-        KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, 28672, 4096), None, 0)
+        case = QuantCase("same", name, "bfloat16", "bfloat16", None, m, 28672, 4096)
+        KERNEL.build(case, KERNEL.configure(case, 132), 0)
     for kernel in kernels.loaded:
         assert kernel.spilled == 0
         assert not kernel.hasty()

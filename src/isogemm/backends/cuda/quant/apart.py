@@ -215,9 +215,9 @@ class QuantApart(RoundedKernel):
             raise LimitError("rows of such a product", limit=f"0 to {MOST}", value=case.m, nearest=MOST)
         super().check(case)
 
-    def build(self, case: QuantCase, config: str | None, device: int) -> Launch:
+    def build(self, case: QuantCase, config: str, device: int) -> Launch:
         lay = layout(case.format)
-        c = _parsed(lay, config or self.configure(case, facts.device(device).multiprocessors))
+        c = _parsed(lay, config)
         bias, w_first = case.dtype_bias, c.first == "w"
         defines: dict[str, object] = {
             **macros(lay), "OPERAND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "BIAS_KIND": case.bias_kind,

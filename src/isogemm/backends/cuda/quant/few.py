@@ -161,20 +161,19 @@ class QuantFew(RoundedKernel):
             raise LayoutError("bias", limit="contiguous", value=case.bias_stride, nearest="bias.contiguous()")
         super().check(case)
 
-    def build(self, case: QuantCase, config: FewConfig | None, device: int) -> Launch:
+    def build(self, case: QuantCase, config: FewConfig, device: int) -> Launch:
         on, lay, (m, n, k) = facts.device(device), layout(case.format), (case.m, case.n, case.k)
-        chosen = config or configure(lay, m, n, k, on.multiprocessors)
         defines: dict[str, object] = {
             **macros(lay), "KIND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "BIAS_KIND": case.bias_kind,
-            "LOW": m <= 8, "NT": -(-m // 16), "CHUNK": chosen.chunk, "PART": chosen.part,
-            "HOLD": chosen.xstages == 0, "WHOLE": chosen.whole > 0, "THREADS": 32 * WARPS,
+            "LOW": m <= 8, "NT": -(-m // 16), "CHUNK": config.chunk, "PART": config.part,
+            "HOLD": config.xstages == 0, "WHOLE": config.whole > 0, "THREADS": 32 * WARPS,
         }  # fmt: skip
-        across = filling(-(-lay.tiles(n) // (chosen.whole + chosen.split)), on.multiprocessors)
+        across = filling(-(-lay.tiles(n) // (config.whole + config.split)), on.multiprocessors)
         made = function_of("quant/few.cu", "quant_few", device, defines)
-        counts = (m, n, k, chosen.whole, chosen.split, chosen.stages, max(chosen.xstages, 1))
+        counts = (m, n, k, config.whole, config.split, config.stages, max(config.xstages, 1))
         return made.bind(
             [*["ptr"] * 4, *longs(case.x[0], case.out[0]), *ints(*counts)],
-            grid=(across,), block=(chosen.threads,), shared=chosen.shared(lay, m, k), pdl=True,
+            grid=(across,), block=(config.threads,), shared=config.shared(lay, m, k), pdl=True,
         )  # fmt: skip
 
 

@@ -70,11 +70,11 @@ class QuantKernel:
         return case.path == self.path and self.takes(case)
 
     def build(self, case: QuantCase, config: Any, device: int) -> Launch | None:
-        """Compile and bind, without `config` the usual one; None where it runs with tensors, see `run_tensors`."""
+        """Compile and bind; None where it runs with tensors, see `run_tensors`."""
         raise NotImplementedError
 
     def bind(self, case: QuantCase, config: Any, device: int) -> Launch | None:
-        """`build`, or what it made before."""
+        """`build`, or what it made before; without `config` of the likeliest one."""
         return _built(self, case, config, device)
 
     def tile(self, config: Any) -> int:
@@ -177,4 +177,5 @@ class RoundedKernel(QuantKernel):
 
 @lru_cache(maxsize=4096)
 def _built(kernel: QuantKernel, case: QuantCase, config: Any, device: int) -> Launch | None:
-    return kernel.build(case, config, device)
+    chosen = kernel.configure(case, facts.device(device).multiprocessors) if config is None else config
+    return kernel.build(case, chosen, device)

@@ -193,9 +193,8 @@ class QuantMany(RoundedKernel):
     def tile(self, config: str) -> int:
         return STEP
 
-    def build(self, case: QuantCase, config: str | ManyConfig | None, device: int) -> Launch:
-        text = config or self.configure(case, facts.device(device).multiprocessors)
-        launches = [_bind_part(case, part, device, late=i > 0) for i, part in enumerate(parts(str(text), case.n))]
+    def build(self, case: QuantCase, config: str, device: int) -> Launch:
+        launches = [_bind_part(case, part, device, late=i > 0) for i, part in enumerate(parts(config, case.n))]
         if len(launches) == 1:
             return launches[0]
 

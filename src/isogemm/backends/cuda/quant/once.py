@@ -59,10 +59,9 @@ class QuantOnce(RoundedKernel):
         writing = (min(written, CACHED) / WRITTEN + max(0.0, written - CACHED) / BEHIND) / gpu_of(device).memory
         return pieces * (START + product) + writing
 
-    def build(self, case: QuantCase, config: OnceConfig | None, device: int) -> Launch:
+    def build(self, case: QuantCase, config: OnceConfig, device: int) -> Launch:
         """For each piece of W both kernels, over the same memory."""
-        rows, arithmetic = config or self.configure(case, 0)
-        lay, item = layout(case.format), ITEMSIZE[case.dtype_out]
+        (rows, arithmetic), lay, item = config, layout(case.format), ITEMSIZE[case.dtype_out]
         parts = []
         for first in range(0, case.n, rows):
             count = min(rows, case.n - first)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from ...driver import facts
 from ...driver.workspace import workspace
 from ...gemm.model import H200, Gpu
 from ..case import QuantCase
@@ -63,18 +62,17 @@ class QuantIntegers(QuantKernel):
     def counted(self, config: Chosen) -> int:
         return 0 if isinstance(config, FewCodes) and config.each else super().counted(config)
 
-    def build(self, case: QuantCase, config: Chosen | None, device: int) -> Launch:
+    def build(self, case: QuantCase, config: Chosen, device: int) -> Launch:
         lay = layout(case.format)
-        chosen = config or self.configure(case, facts.device(device).multiprocessors)
-        product: Callable[..., None] = chosen.bind(case, device)
-        form = chosen.form(lay)
+        product: Callable[..., None] = config.bind(case, device)
+        form = config.form(lay)
         if not form:
 
             def alone(stream: int, x: int, w: int, out: int, bias: int) -> None:
                 product(stream, w, x, out, bias)
 
             return alone
-        each = chosen.each if isinstance(chosen, FewCodes) else 0
+        each = config.each if isinstance(config, FewCodes) else 0
         codes = activations.bind(case, form, device, each)
         places = activations.places(lay, each or case.m, case.k, form)
         nbytes = places.nbytes * (-(-case.m // each) if each else 1)

@@ -22,10 +22,10 @@ class WgslKernel:
 
     file: str  # in the folder ``wgsl``, without its suffix
     order: str  # {"chain", "lanes", "integers"}: the order over K, and so the contract
-    # rows, columns: of out, for one workgroup
-    rows: int
-    columns: int
-    workgroup: int  # threads
+    # rows, columns: of out, for one workgroup; 1 in families, of which the constants say them
+    rows: int = 1
+    columns: int = 1
+    workgroup: int = 1  # threads
     lanes: int = 0  # of the 32 lanes, those of one thread; 0 where a thread has all
     constants: Mapping[str, int] = field(default_factory=dict)  # of its file
     words: int = 0  # to a load, 2 or 4, where operands must lie at whole vectors of them; 0 where any strides serve
@@ -43,22 +43,24 @@ class WgslKernel:
         return LANES // self.lanes if self.lanes else 1
 
 
-def _lanes(lanes: int, workgroup: int, *, rows: int = 1, outputs: int = 1) -> dict[str, int | dict[str, int]]:
+def _lanes(file: str, lanes: int, workgroup: int, *, rows: int = 1, outputs: int = 1) -> WgslKernel:
     """A kernel whose groups have 32 lanes."""
     constants = ({"ROWS": rows} if rows > 1 else {}) | ({"OUTPUTS": outputs} if outputs > 1 else {})
-    columns = workgroup * lanes // LANES * outputs
-    return {"rows": rows, "columns": columns, "workgroup": workgroup, "lanes": lanes, "constants": constants}
+    return WgslKernel(file, "lanes", rows, workgroup * lanes // LANES * outputs, workgroup, lanes, constants)
 
 
 KERNELS: Mapping[str, WgslKernel] = {
-    "gemv_naive": WgslKernel("gemv_naive", "chain", 1, 64, 64),
-    "gemv_transposed": WgslKernel("gemv_transposed", "chain", 1, 64, 64),
-    "gemv_simd": WgslKernel("gemv_simd", "lanes", **_lanes(1, 128)),  # type: ignore[arg-type]
-    "gemv_simd_multi": WgslKernel("gemv_simd_multi", "lanes", **_lanes(4, 64, outputs=4)),  # type: ignore[arg-type]
-    "gemv_wide": WgslKernel("gemv_wide", "lanes", **_lanes(8, 256, outputs=2)),  # type: ignore[arg-type]
-    "gemv_batched": WgslKernel("gemv_batched", "lanes", **_lanes(4, 64, rows=8)),  # type: ignore[arg-type]
-    "gemm_simdgroup": WgslKernel("gemm_simdgroup", "chain", 32, 16, 256),
-    "gemm_tiled": WgslKernel("gemm_tiled", "chain", 64, 64, 256),
+    kernel.file: kernel
+    for kernel in (
+        WgslKernel("gemv_naive", "chain", 1, 64, 64),
+        WgslKernel("gemv_transposed", "chain", 1, 64, 64),
+        _lanes("gemv_simd", 1, 128),
+        _lanes("gemv_simd_multi", 4, 64, outputs=4),
+        _lanes("gemv_wide", 8, 256, outputs=2),
+        _lanes("gemv_batched", 4, 64, rows=8),
+        WgslKernel("gemm_simdgroup", "chain", 32, 16, 256),
+        WgslKernel("gemm_tiled", "chain", 64, 64, 256),
+    )
 }
 
 
@@ -73,12 +75,12 @@ _GEMM = {
 }  # fmt: skip
 _NARROW = {"TILE_M": 16, "TILE_N": 32, "DEPTH": 32, "REG_M": 4, "REG_N": 4, "SPREAD": 1}
 VECTORS: Mapping[str, WgslKernel] = {
-    "gemv_vector": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_GEMV, words=4),
-    "gemv_vectors": WgslKernel("gemv_vector", "lanes", 1, 1, 1, constants=_ROWS, words=2),
-    "gemm_vector": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM, words=4),
-    "gemm_narrow": WgslKernel("gemm_vector", "chain", 1, 1, 1, constants=_GEMM | _NARROW, words=4),
-    "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS),
-    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", 1, 1, 1, constants=_BLOCKS | _BLOCKS_OF_ROWS),
+    "gemv_vector": WgslKernel("gemv_vector", "lanes", constants=_GEMV, words=4),
+    "gemv_vectors": WgslKernel("gemv_vector", "lanes", constants=_ROWS, words=2),
+    "gemm_vector": WgslKernel("gemm_vector", "chain", constants=_GEMM, words=4),
+    "gemm_narrow": WgslKernel("gemm_vector", "chain", constants=_GEMM | _NARROW, words=4),
+    "gemv_q4_0": WgslKernel("gemv_q4_0", "integers", constants=_BLOCKS),
+    "gemm_q4_0": WgslKernel("gemv_q4_0", "integers", constants=_BLOCKS | _BLOCKS_OF_ROWS),
 }
 """Kernels for operands at whole vectors of words, as families: `kernel_of` has one of each for any constants."""
 

@@ -22,7 +22,7 @@ from ...errors import ContractError, DeviceError
 from ...formats.blocks import format_of
 from ...formats.reference import decode, dequantize
 from .adapter import Adapter
-from .array import buffer_of, from_numpy
+from .array import buffer_of, uploaded
 from .integers import code_of_block, run_quantize
 from .kernels import LANES, code_of, kernel_of
 from .launch import KernelCall, run
@@ -83,13 +83,8 @@ class AdapterAdmissions:
         """The first code of a kernel that is admitted, and nothing; else why the last one is not."""
         code = refused = ""
         kernel = kernel_of(name)
-        for fused in (True,) if kernel.words else (True, False):
-            if (
-                fused
-                and kernel.order != "integers"
-                and not (kernel.words or name == "gemv_naive" or self._fuses(types))
-            ):
-                continue
+        own = kernel.words or kernel.order == "integers" or name == "gemv_naive" or self._fuses(types)
+        for fused in (True,) if kernel.words else (True, False) if own else (False,):
             for subgroup in (self.adapter.subgroup, 0):
                 code = code_of(name, types, across=across, subgroup=subgroup, fused=fused, start=start)
                 refused = self.verdict(name, types, code) or (self.verdict(name, types, code, start) if start else "")
@@ -277,18 +272,18 @@ def golden_blocks(fmt: str, n: int, k: int) -> Array:
 
 def _differs(adapter: Adapter, name: str, types: tuple[str, str], code: str, posed: TrialProduct, lines: bool) -> str:
     """What a kernel's code makes of a product: empty, or the first bit that is wrong."""
-    (m, n), inside = posed.want.shape, slice(MARGIN, -MARGIN)
+    (m, n), inside, place = posed.want.shape, slice(MARGIN, -MARGIN), adapter.place
     expected = np.full((m + 2 * MARGIN, n + 2 * MARGIN), POISON, np.uint32).view(np.float32)
     room = expected.copy()
     expected[inside, inside] = posed.want
     if posed.start is not None:
         room[inside, inside] = posed.start
-    out, a = _placed(adapter, room), _placed(adapter, posed.a)
+    out, a = uploaded(room, place), uploaded(posed.a, place)
     across = types[1][0] != "Q" and not lines
-    b = _placed(adapter, posed.b) if across else _placed(adapter, posed.b.T).T
+    b = uploaded(posed.b, place) if across else uploaded(posed.b.T, place).T
     scales = None
     if kernel_of(name).order == "integers":
-        block = 32 if format_of(types[1]).block == 32 else 256
+        block = format_of(types[1]).block
         a, scales = run_quantize(adapter, code_of_block(types[0], block), a, block)
     run(adapter, name, code, KernelCall(a, b, out[inside, inside], posed.start is not None, scales))
     got = adapter.read(buffer_of(out), 0, room.nbytes).view(np.float32).reshape(room.shape)
@@ -303,7 +298,7 @@ def _trial_of_quantizer(adapter: Adapter, dtype: str, code: str, block: int) -> 
         ties = _ties(block).astype(NUMPY[dtype])
     a = np.concatenate([golden.operands(case, dtype, dtype)[0].view(NUMPY[dtype]), ties])
     want = int32.quantize_activations(a, block)
-    found = run_quantize(adapter, code, _placed(adapter, a), block)
+    found = run_quantize(adapter, code, uploaded(a, adapter.place), block)
     codes, scales = (adapter.read(buffer_of(x), 0, x.nbytes) for x in found)
     if not np.array_equal(codes.view(np.int8).reshape(a.shape), want.q):
         return "codes of activations differ"
@@ -313,21 +308,12 @@ def _trial_of_quantizer(adapter: Adapter, dtype: str, code: str, block: int) -> 
 
 def _ties(block: int) -> Array:
     """Rows of 1024 whose quotients lie at halves, or a few ulps beside: an inverse that is off by one changes codes."""
-    rng = np.random.default_rng(block)
-    largest = (rng.uniform(1, 2, (8, 1024 // block, 1)) * np.exp2(rng.integers(-20, 20, (8, 1024 // block, 1)))).astype(
-        np.float32
-    )
+    rng, blocks = np.random.default_rng(block), (8, 1024 // block, 1)
+    largest = (rng.uniform(1, 2, blocks) * np.exp2(rng.integers(-20, 20, blocks))).astype(np.float32)
     halves = (rng.integers(0, 126, (8, 1024 // block, block)) + np.float32(0.5)).astype(np.float32)
     rows = halves * (largest / np.float32(127))
     rows = np.add(rows.view(np.int32), rng.integers(-2, 3, rows.shape, np.int32)).view(np.float32)
     rows[..., :1] = largest
-    rows[0] = (
-        rows[0] / largest[0] * np.float32(2.0**-120)
-    )  # elements may be subnormal, and their inverse scale is finite
+    rows[0] = rows[0] / largest[0] * np.float32(2.0**-120)  # subnormal elements, whose inverse scale is finite
     found: Array = rows.reshape(8, 1024)
     return found
-
-
-def _placed(adapter: Adapter, x: Array) -> Array:
-    """A contiguous copy of a host's array on the adapter under trial."""
-    return from_numpy(x, adapter.place).__isogemm_view__("x")

@@ -150,8 +150,8 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: DeviceId) -> Arra
     return device_array(buffer.address, shape, None, dtype, place, owner=buffer)
 
 
-def from_numpy(x: Any, place: DeviceId) -> WebGpuArray:
-    """A host's array, copied to a device once.
+def uploaded(x: Any, place: DeviceId) -> Array:
+    """A view of a copy of a host's array on a device.
 
     Raises DTypeError: another element type than float32, float16 and bfloat16. Raises LimitError: it does not fit into
     a buffer of the adapter.
@@ -159,4 +159,4 @@ def from_numpy(x: Any, place: DeviceId) -> WebGpuArray:
     data = np.ascontiguousarray(x).reshape(np.shape(x))
     check_dtype("array", data.dtype)
     buffer = open_adapter(place.ordinal).upload(data.view(np.uint8).reshape(-1) if data.size else np.empty(0, np.uint8))
-    return WebGpuArray(device_array(buffer.address, data.shape, None, data.dtype, place, owner=buffer))
+    return device_array(buffer.address, data.shape, None, data.dtype, place, owner=buffer)

@@ -16,7 +16,7 @@ from ...errors import ContractError
 from ...operands.device_array import holder_of
 from ...problem.settings import Settings
 from .adapter import Adapter
-from .array import WebGpuArray, buffer_of, empty, from_numpy
+from .array import WebGpuArray, buffer_of, empty, uploaded
 from .launch import bound, bytes_of, placed, shrinks
 from .source import WRITE_HALF, element, part, rounding_store
 
@@ -89,8 +89,7 @@ def _admitted(adapter: Adapter, x: str, y: str, out: str, operation: str) -> str
     a = np.concatenate([np.repeat(left & left.dtype.type(bits), right.shape[1], axis=0) for bits in kept])
     b = np.tile(right.T, (len(kept) * len(left), 1))
     a, b, made = a.view(NUMPY[x]), b.view(NUMPY[y]), empty(a.shape, NUMPY[out], adapter.place)
-    there = [from_numpy(each, adapter.place).__isogemm_view__("x") for each in (a, b)]
-    _over(adapter, code, (*there, made), [_SCALE, 0])
+    _over(adapter, code, (uploaded(a, adapter.place), uploaded(b, adapter.place), made), [_SCALE, 0])
     alpha, beta = _SCALE if operation == SCALED else 1.0, float(operation == ADDED)
     want = reference.epilogue(a.astype(np.float32), alpha=alpha, beta=beta, c=b, out_dtype=NUMPY[out])
     mismatch = first_mismatch(WebGpuArray(made).numpy(), want)
@@ -106,10 +105,7 @@ def copy(adapter: Adapter, out: Array, x: Array) -> None:
     """out[...] = x, bits as they are; shapes and types are equal."""
     if not out.size:
         return
-    if buffer_of(x) is buffer_of(out):
-        apart = empty(x.shape, x.dtype, holder_of(x).place)
-        copy(adapter, apart, x)
-        x = apart
+    x = _apart(adapter, x, out)
     word, load, store = COPIES[out.itemsize]
     body = part("copy").replace("OUT_WORD", word).replace("WORD", load)
     code = f"{store}\n{body}"

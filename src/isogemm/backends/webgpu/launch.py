@@ -15,22 +15,6 @@ from .array import buffer_of, offset_of, span
 from .kernels import kernel_of
 from .planes import WHOLE
 
-__all__ = [
-    "EXTRA",
-    "OUT",
-    "A",
-    "B",
-    "KernelCall",
-    "across",
-    "bound",
-    "bytes_of",
-    "divides",
-    "placed",
-    "run",
-    "shrinks",
-    "whole",
-]
-
 Array = NDArray[Any]
 A, B, OUT, EXTRA = 1, 2, 3, 4  # bindings of products
 

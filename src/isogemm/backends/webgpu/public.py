@@ -12,7 +12,7 @@ from ...errors import DeviceError
 from ...operands.device_array import DeviceId
 from .. import find
 from .adapter import open_adapter
-from .array import WebGpuArray, from_numpy
+from .array import WebGpuArray, uploaded
 from .choose import Crossovers
 from .device import open_device
 from .measure import measured
@@ -55,7 +55,7 @@ def array(x: Any, device: str | None = None) -> WebGpuArray:
     DeviceError
         There is no such device, it is not WebGPU's, or there is no driver.
     """
-    return from_numpy(x, _webgpu_device(device))
+    return WebGpuArray(uploaded(x, _webgpu_device(device)))
 
 
 def measure(device: str | None = None) -> Crossovers:

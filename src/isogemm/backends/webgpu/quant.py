@@ -16,7 +16,7 @@ from ...operands.device_array import DeviceId
 from ...operands.shapes import matrices
 from ...problem.settings import Settings
 from .adapter import Limits
-from .array import WebGpuArray, empty, from_numpy
+from .array import WebGpuArray, empty, uploaded
 from .choose import check_contract
 from .integers import run_quantize
 from .kernels import FORMATS
@@ -32,7 +32,7 @@ class BlockCopy:
     def __init__(self, host: Any, place: DeviceId) -> None:
         self.host, self.place, self.nbytes = host, place, int(host.rows.nbytes)
         # The bytes of the rows as `planes.laid` has them, in pairs [n, a row's pairs].
-        self.native = from_numpy(laid(np.ascontiguousarray(host.rows), host.format), place).__isogemm_view__("w")
+        self.native = uploaded(laid(np.ascontiguousarray(host.rows), host.format), place)
 
     def part(self, matrix: Any, rows: range) -> BlockCopy:
         """The copy of rows that `matrix` holds on the host: the same memory."""
@@ -43,7 +43,7 @@ class BlockCopy:
 
     def dequantize(self, dtype: str) -> WebGpuArray:
         """The weight as an array of the device; multiplied out on the host."""
-        return from_numpy(self.host.dequantize(dtype), self.place)
+        return WebGpuArray(uploaded(self.host.dequantize(dtype), self.place))
 
     def known(self, x: Any, bias: Any, out: Any, options: tuple[Any, ...]) -> None:
         """No call is remembered."""
@@ -92,7 +92,7 @@ def product(how: str, x: Array, w: Any, out: Array, bias: Array | None, contract
         raise ContractError(
             f"integer products on {there.place}", limit="int32/chain", value=contract, nearest="int32/chain"
         )
-    size = 32 if w.format.block == 32 else 256  # of a block of activations
+    size = w.format.block  # of activations, too
     for rows, into in matrices(x, out):
         asked = Settings(contract, out_dtype=into.dtype)
         if how == "q8":

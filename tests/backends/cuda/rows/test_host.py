@@ -142,6 +142,22 @@ def test_the_kernel_knows_how_many_rows_a_table_has(monkeypatch):
     assert cases[0].columns == (1, 16, 2, 5)
 
 
+@pytest.mark.parametrize("term", [0, 1])
+def test_sums_over_rows_of_more_dimensions_than_a_kernel_counts_are_of_a_copy(monkeypatch, term):
+    cases, launched = [], []
+    monkeypatch.setattr(build, "serve", lambda function, case, device: cases.append(case) or launch)
+    monkeypatch.setattr(sums, "_columns", Seen(2))
+    monkeypatch.setattr(sums, "current_stream", lambda device: 7)
+
+    def launch(stream: int, x: int, d: int, stats: int, out: int) -> None:
+        launched.append(memory(d, 32 * 5))
+
+    wide = torch.arange(32 * 5, dtype=torch.float32).view(2, 2, 2, 2, 2, 5).permute(4, 2, 0, 3, 1, 5)
+    sums.columns(term, wide if term else None, wide, torch.zeros(32, 2), torch.zeros(5), start=False)
+    assert [case.count for case in cases] == [32]
+    assert launched == [wide.flatten().tolist()]
+
+
 @pytest.mark.parametrize(
     ("count", "n", "leaf", "first"),
     [

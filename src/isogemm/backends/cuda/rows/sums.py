@@ -83,7 +83,8 @@ def _walked(term: int, x: Any, dy: Any, stats: Any, out: Any, leaf: int, *, star
         sides = side(x) if term else ABSENT, side(dy), side(out)
         launch = build.columns(term, dy.shape[:-1], n, *sides, leaf, start, align, device)
         if launch is None:  # more leading dimensions than a kernel counts
-            return _walked(term, x.reshape(-1, n), dy.reshape(-1, n), stats, out, leaf, start=start)
+            x = x.reshape(-1, n) if term else None
+            return _walked(term, x, dy.reshape(-1, n), stats, out, leaf, start=start)
         _columns.keep(key, launch)
     launch(current_stream(device), *at)
 

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 
 import pytest
-from tests.backends.cuda.compiled import H200, Kernels
+from tests.backends.cuda.compiled import kernels
 from tests.backends.cuda.quant.test_many import check as check_by
 from tests.backends.cuda.quant.test_many import drawn, packed_of, poisoned, product, same, there, weight
 
-from isogemm.backends.cuda.driver import facts as device
-from isogemm.backends.cuda.driver import kernel as driver
-from isogemm.backends.cuda.driver import nvrtc, tensormap
 from isogemm.backends.cuda.quant import apart
 from isogemm.backends.cuda.quant.apart import KERNEL, ApartConfig
 from isogemm.backends.cuda.quant.case import QuantCase
@@ -21,6 +17,7 @@ from isogemm.backends.cuda.quant.layout import FORMATS, layout
 from isogemm.errors import LimitError, OptionError
 from isogemm.formats.blocks import FORMATS as ALL
 
+__all__ = ["kernels"]  # the fixture
 torch = pytest.importorskip("torch")
 gpu = pytest.mark.gpu
 
@@ -132,18 +129,6 @@ def test_stages_in_hand_are_fewer_than_parities_tell_apart():
         config = ApartConfig("w", 48, 8, depth, 8, 3, 3, 1)
         assert apart.legal(layout("Q5_0"), config)
         assert apart.legal(layout("Q5_K"), config) is several
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
-    pytest.importorskip("triton", reason="Triton, which brings the tools that read a cubin, is not installed")
-    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
-    found = Kernels()
-    monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path)
-    monkeypatch.setattr(device, "device", lambda ordinal: H200)
-    monkeypatch.setattr(driver, "load", found.load)
-    monkeypatch.setattr(tensormap, "driver", lambda: None)
-    return found
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])

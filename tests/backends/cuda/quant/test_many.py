@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.backends.cuda.compiled import H200, Kernels
+from tests.backends.cuda.compiled import kernels
 from tests.quant.draws import blocks
 
 import isogemm
-from isogemm.backends.cuda.driver import facts as device
-from isogemm.backends.cuda.driver import kernel as driver
-from isogemm.backends.cuda.driver import nvrtc, tensormap
 from isogemm.backends.cuda.quant import apart, dequantize
 from isogemm.backends.cuda.quant import many as quant_many
 from isogemm.backends.cuda.quant.case import QuantCase
@@ -24,6 +20,7 @@ from isogemm.backends.cuda.quant.many import KERNEL, ManyConfig
 from isogemm.errors import DTypeError, LayoutError, OptionError, ShapeError
 from isogemm.formats.blocks import FORMATS as ALL
 
+__all__ = ["kernels"]  # the fixture
 torch = pytest.importorskip("torch")
 gpu = pytest.mark.gpu
 
@@ -303,19 +300,6 @@ def test_configurations():
     assert many.shared(layout("Q4_0")) > quant_many.SHARED
 
 
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Kernels:
-    pytest.importorskip("triton", reason="Triton, which brings the tools that read a cubin, is not installed")
-    pytest.importorskip("cuda.bindings.nvrtc", reason="NVRTC is not installed")
-    found = Kernels()
-    monkeypatch.setattr(nvrtc, "cache_directory", lambda: tmp_path)
-    monkeypatch.setattr(device, "device", lambda ordinal: H200)
-    monkeypatch.setattr(driver, "load", found.load)
-    monkeypatch.setattr(tensormap, "driver", lambda: None)
-    dequantize.bind.cache_clear()
-    return found
-
-
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
 def test_products_do_not_wait_for_one_another(kernels, name):
     """No spills; and no product is waited for before the next one: a serialised walk leaves none in flight."""
@@ -333,6 +317,7 @@ def test_products_do_not_wait_for_one_another(kernels, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_dequantizing_compiles(kernels, name):
+    dequantize.bind.cache_clear()
     for dtype in ("bfloat16", "float16", "float32"):
         dequantize.bind(layout(name), dtype, 256, 1024, 1024, 0)
     assert len(kernels.loaded) == 3

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.backends.cuda.poison import poisoned
+from tests.backends.cuda.rows.test_run import bits, same
 
 __all__ = ["poisoned"]  # the fixture
 
@@ -44,16 +45,6 @@ def targets(x: Any) -> Any:
 
 def drawn(*shape: int, seed: int, dtype: Any = F32) -> Any:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def bits(x: Any) -> Any:
-    return x.detach().cpu().contiguous().view(torch.int32 if x.dtype is F32 else torch.int16)
-
-
-def same(got: Any, want: Any) -> None:
-    assert (got.is_cuda, got.dtype, got.shape) == (True, want.dtype, want.shape)
-    wrong = bits(got) != bits(want)
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} differ, first at {wrong.nonzero()[0].tolist()}"
 
 
 def gradients(function: Callable[..., Any], tensors: list[Any], dy: Any) -> list[Any]:

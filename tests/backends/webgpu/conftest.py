@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("wgpu", reason="wgpu is not installed: pip install 'isogemm[webgpu]'")
@@ -17,3 +19,12 @@ def device() -> WebGpuDevice:
     if not adapters.adapters():
         pytest.skip("no adapter for WebGPU here: on Debian, apt install mesa-vulkan-drivers libvulkan1")
     return open_device(DeviceId("webgpu"))
+
+
+@pytest.fixture
+def launched(device: WebGpuDevice, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """What every launch was given, in order."""
+    found: list[tuple[Any, ...]] = []
+    launch = device.adapter.launch
+    monkeypatch.setattr(device.adapter, "launch", lambda *given: (found.append(given), launch(*given)))
+    return found

@@ -10,7 +10,7 @@ from tests.products import BF16, F16, F32, assert_same, poisoned, values
 
 from isogemm.backends.webgpu.admission import ORDERS, pose, trial
 from isogemm.backends.webgpu.integers import run_quantize
-from isogemm.backends.webgpu.kernels import KERNELS, code_of
+from isogemm.backends.webgpu.kernels import KERNELS, code_of, kernel_of
 from isogemm.backends.webgpu.launch import KernelCall, run
 from isogemm.backends.webgpu.public import array
 from isogemm.contract import Contract, reference
@@ -18,15 +18,19 @@ from isogemm.contract import Contract, reference
 K = (1, 31, 33)
 
 
-def assert_bits(device, name, m, n, k, *, dtype=F16, layout="lines", seed=0):
-    """The kernel, into memory full of NaN, has the bits of the definition."""
+def view(x):
+    return x.__isogemm_view__("x")
+
+
+def assert_bits(device, name, m, n, k, *, dtype=F16, across=False, seed=0, code=None):
+    """The kernel, its admitted code or another one, into memory full of NaN, has the bits of the definition."""
     a, b = values((m, k), dtype, seed=seed), values((k, n), dtype, seed=seed + 1)
     types = np.dtype(dtype).name, np.dtype(dtype).name
-    code = device.admissions.code(name, types, across=layout == "across")
+    code = code or device.admissions.code(name, types, across)
     out = array(poisoned((m, n)))
-    weight = array(b) if layout == "across" else array(np.ascontiguousarray(b.T)).T
-    run(device.adapter, name, code, KernelCall(*(x.__isogemm_view__("x") for x in (array(a), weight, out)), False))
-    assert_same(out.numpy(), reference.evaluate(a, b, Contract("fma", ORDERS[KERNELS[name].order])))
+    weight = array(b) if across else array(np.ascontiguousarray(b.T)).T
+    run(device.adapter, name, code, KernelCall(view(array(a)), view(weight), view(out)))
+    assert_same(out.numpy(), reference.evaluate(a, b, Contract("fma", ORDERS[kernel_of(name).order])))
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -43,8 +47,8 @@ def test_long_sums(device, name, k):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_vocabulary(device, name):
-    for layout in ("lines", "across"):
-        assert_bits(device, name, 1, 32000, 33, layout=layout)
+    for across in (False, True):
+        assert_bits(device, name, 1, 32000, 33, across=across)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
@@ -56,10 +60,10 @@ def test_other_types(device, name, dtype):
 @settings(max_examples=8)
 @given(
     name=st.sampled_from(list(KERNELS)), m=st.integers(1, 70), n=st.integers(1, 140), k=st.integers(0, 90),
-    dtype=st.sampled_from([F16, F32]), layout=st.sampled_from(["lines", "across"]), seed=st.integers(0, 99),
+    dtype=st.sampled_from([F16, F32]), across=st.booleans(), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_drawn_shapes(device, name, m, n, k, dtype, layout, seed):
-    assert_bits(device, name, m, n, k, dtype=dtype, layout=layout, seed=seed)
+def test_drawn_shapes(device, name, m, n, k, dtype, across, seed):
+    assert_bits(device, name, m, n, k, dtype=dtype, across=across, seed=seed)
 
 
 @pytest.mark.parametrize("name", ["gemv_q4_0", "gemm_q4_0"])
@@ -88,7 +92,3 @@ def test_subgroups_on_and_off(device, name):
         assert trial(device.adapter, name, ("float16", "float16"), code) == ""
     if device.adapter.subgroup >= KERNELS[name].threads:
         assert len(codes) == 2
-
-
-def view(x):
-    return x.__isogemm_view__("x")

@@ -86,13 +86,10 @@ def test_a_row_alone_has_the_bits_of_the_row_in_a_batch(contract):
         assert_same(isogemm.linear(array(x[rows]), there, contract=contract).numpy(), whole[rows])
 
 
-def test_a_large_operand_is_bound_in_pieces(device, monkeypatch):
+def test_a_large_operand_is_bound_in_pieces(device, monkeypatch, launched):
     a, b, wide = values((5, 64), F16), values((64, 300), F16, seed=1), values((3, 500), F16, seed=2)
     want, want_wide = product(a, b), product(wide, wide.T.copy())
     monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=4096, groups=3))
-    launched = []
-    launch = device.adapter.launch
-    monkeypatch.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
     same(isogemm.matmul(array(a), array(np.ascontiguousarray(b.T)).T), want)
     assert len(launched) > 10
     assert all(size <= 4096 for args in launched for _, _, size in args[2].values())
@@ -103,12 +100,10 @@ def test_a_large_operand_is_bound_in_pieces(device, monkeypatch):
         isogemm.matmul(array(wide), array(wide).T, contract="fma/lanes32")
 
 
-def test_a_transposed_copy_is_cut_as_it_lies(device, monkeypatch):
+def test_a_transposed_copy_is_cut_as_it_lies(device, monkeypatch, launched):
     x = values((60, 40))
     there, out = array(x).T, device.empty((40, 60), F32)
     monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=4096))
-    launched, launch = [], device.adapter.launch
-    monkeypatch.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
     device.assign(out, there.__isogemm_view__("x"))
     same(WebGpuArray(out), x.T)
     assert len(launched) <= 16
@@ -231,17 +226,16 @@ def test_rows_of_a_quantized_matrix_are_the_same_memory(device, monkeypatch, fmt
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16])
-def test_integer_products_are_cut_by_what_a_kernel_sees(device, monkeypatch, dtype):
+def test_integer_products_are_cut_by_what_a_kernel_sees(device, monkeypatch, launched, dtype):
     """By x, which is longer than its codes, by out, and by the weight's rows."""
     for m, n, k in ((40, 3, 64), (40, 90, 32), (2, 1500, 32)):
         x, w = values((m, k), dtype), isogemm.quantize(values((n, k), seed=1), "Q8_0")
         there, copied, want = array(x), w.to("webgpu"), isogemm.linear(x, w, activations="q8")
         for rows in (1, m):  # trials see more
             isogemm.linear(there[:rows], copied, activations="q8")
+        launched.clear()
         with monkeypatch.context() as patched:
             patched.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=2048, groups=30))
-            launched, launch = [], device.adapter.launch
-            patched.setattr(device.adapter, "launch", lambda *x, n=launched, to=launch: (n.append(x), to(*x)))
             same(isogemm.linear(there, copied, activations="q8"), want)
             out = array(np.zeros((n, m), dtype)).T
             same(isogemm.linear(there, copied, out=out, activations="q8"), want)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.backends.webgpu.test_kernels import assert_bits, view
 from tests.products import BF16, F16, assert_same, poisoned, values
 
 import isogemm
@@ -39,18 +40,6 @@ FAULTS = {
 }
 
 
-def view(x):
-    return x.__isogemm_view__("x")
-
-
-def assert_bits(device, name, code, m, n, k, *, across=False):
-    """The kernel, into memory full of NaN, has the bits of the definition."""
-    a, b, out = values((m, k), F16, seed=m), values((k, n), F16, seed=1), array(poisoned((m, n)))
-    weight = array(b) if across else array(np.ascontiguousarray(b.T)).T
-    run(device.adapter, name, code, KernelCall(view(array(a)), view(weight), view(out)))
-    assert_same(out.numpy(), reference.evaluate(a, b, Contract("fma", ORDERS[kernel_of(name).order])))
-
-
 @pytest.mark.parametrize("checked", [True, False])
 @pytest.mark.parametrize("name", NAMES)
 def test_bits(device, name, checked):
@@ -59,16 +48,16 @@ def test_bits(device, name, checked):
         assert code.startswith(TRUSTED)
         code = code.removeprefix(TRUSTED) if checked else code
         for m, n, k in ((1, 8, 16), (5, 72, 264)):
-            assert_bits(device, name, code, m, n, k, across=across)
+            assert_bits(device, name, m, n, k, across=across, code=code)
 
 
 @pytest.mark.parametrize("name", [name for name, kernel in VECTORS.items() if kernel.order != "integers"])
 def test_rows_from_1_to_17_and_100(device, name):
     code = device.admissions.code(name, ("float16", "float16"), across=False)
     for m in (*range(1, 18), 100):
-        assert_bits(device, name, code, m, 4 * m + 1, (8, 32, 40)[m % 3])
-    assert_bits(device, name, code, 2, 9, 4096)
-    assert_bits(device, name, code, 1, 32000, 40)
+        assert_bits(device, name, m, 4 * m + 1, (8, 32, 40)[m % 3], code=code)
+    assert_bits(device, name, 2, 9, 4096, code=code)
+    assert_bits(device, name, 1, 32000, 40, code=code)
 
 
 @pytest.mark.parametrize("name", ["gemv_vector", "gemv_vectors", "gemv_vector WORDS=2 WORKGROUP=64"])
@@ -76,7 +65,7 @@ def test_lanes_without_subgroups(device, name):
     code = code_of(name, ("float16", "float16"), across=False, subgroup=0, fused=True)
     assert "subgroupShuffleXor" not in code
     for m, n, k in ((1, 9, 8), (3, 70, 264), (9, 5, 4096)):
-        assert_bits(device, name, code, m, n, k)
+        assert_bits(device, name, m, n, k, code=code)
 
 
 @pytest.mark.parametrize("name", ["gemv_vector UNROLL=1", "gemm_narrow"])
@@ -136,7 +125,7 @@ def test_sums_of_float16_that_begin_small(device, name):
     assert admissions.verdict(name, types, code.replace(*UNSEEN["what sums begin with"]), start=True)
 
 
-def test_a_running_total_that_is_small_is_kept(device, monkeypatch):
+def test_a_running_total_that_is_small_is_kept(device, monkeypatch, launched):
     """On a device whose fma drops it; products that begin with zero take that fma."""
     three = "(x: f32, y: f32, z: f32) -> f32 { return "
     planted = f"""{FLUSHED}
@@ -146,18 +135,15 @@ fn multiply_add{three}dropping_NAME(x, y, z); }}"""
     planted = planted.replace("{", "{{").replace("}", "}}").replace("NAME", "{name}")
     monkeypatch.setattr(source, "MULTIPLY_ADD", planted)
     monkeypatch.setattr(device, "admissions", AdapterAdmissions(device.adapter))
-    launched, launch = [], device.adapter.launch
     for m, n, k in ((3, 8, 16), (3, 8, 9), (70, 5, 9)):
         start = np.full((m, n), 1e-40, np.float32)
         for w in (array(np.ones((k, n), F16)), array(np.ones((n, k), F16)).T):
             x, out = array(np.zeros((m, k), F16)), array(start)
             assert_same(isogemm.matmul(x, w, out=out, out_dtype="float32", accumulate=True).numpy(), start)
             isogemm.matmul(x, w, out_dtype="float32")
-            with monkeypatch.context() as patched:
-                patched.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
-                isogemm.matmul(x, w, out_dtype="float32")
-    assert len(launched) == 6
-    assert all("dropping_fma(x, y, z); }" in args[0] for args in launched)
+            launched.clear()
+            isogemm.matmul(x, w, out_dtype="float32")
+            assert ["dropping_fma(x, y, z); }" in args[0] for args in launched] == [True]
 
 
 @pytest.mark.parametrize("unseen", UNSEEN)
@@ -240,15 +226,14 @@ def test_lines_that_are_repeated():
     assert source.repeated(text, {"N": 2, "TWO": 2}) == "f0_0\nf0_1\nf1_0\nf1_1\nlast"
 
 
-def test_pieces_of_whole_vectors_are_whole(device, monkeypatch):
+def test_pieces_of_whole_vectors_are_whole(device, monkeypatch, launched):
     """K is cut where b does not fit, at multiples of a vector: 220 is none of 8."""
     a, b = values((3, 440), F16), values((440, 8), F16, seed=1)
     want = reference.evaluate(a, b, "fma/chain")
     there = array(b)
     assert_same(isogemm.matmul(array(a), there, out_dtype="float32").numpy(), want)
     monkeypatch.setattr(device.adapter, "limits", replace(device.adapter.limits, binding=4096))
-    launched, launch = [], device.adapter.launch
-    monkeypatch.setattr(device.adapter, "launch", lambda *args: (launched.append(args), launch(*args)))
+    launched.clear()
     assert_same(isogemm.matmul(array(a), there, out_dtype="float32").numpy(), want)
     assert len(launched) > 1
     assert all(args[0].startswith(TRUSTED) and args[1][2] % 8 == 0 for args in launched)

@@ -8,19 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.cuda.compiled import Kernels, kernels
-from tests.quant.draws import KINDS, WEIGHTS, blocks, values
+from tests.backends.cuda.quant.test_integers import FORMATS_BY_NAME, product, weight
+from tests.quant.draws import KINDS, WEIGHTS, values
 
 import isogemm
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.integers import few, kernel
 from isogemm.backends.cuda.quant.integers.few import FewCodes
 from isogemm.backends.cuda.quant.integers.kernel import KERNEL
-from isogemm.backends.cuda.quant.layout import Packed, layout, pack
-from isogemm.quant import QuantizedMatrix
+from isogemm.backends.cuda.quant.layout import Packed, layout
 
 __all__ = ["kernels"]  # the fixture
 
-BY_NAME = {f.name: f for f in WEIGHTS}
 MOST = 33
 # Rows of x, and a configuration that takes so many.
 CHOSEN = (
@@ -60,24 +59,13 @@ def operands(fmt: Any, n: int, k: int, seed: int) -> tuple[Any, Packed, np.ndarr
 
     Among ordinary rows are a NaN, an infinity, a row of zeros, and scales that float16 has as zero and as infinity.
     """
-    from tests.backends.cuda.device import torch, upload
+    from tests.backends.cuda.device import upload
 
     x = np.concatenate([values(kind, -(-MOST // len(KINDS)), k, seed) for kind in KINDS])[:MOST]
     np.random.default_rng(seed).shuffle(x)
     x[4, k - 1], x[11, 0], x[6], x[1, : k // 2], x[9, k // 2 :] = np.nan, -np.inf, 0, 2.0**-25, 2.0**25
-    rows = blocks(fmt, n, k // fmt.block, seed)
-    w = QuantizedMatrix.from_bytes(rows, shape=(n, k), format=fmt)
-    packed = Packed(torch.from_numpy(pack(rows, fmt)).cuda(), layout(fmt), n, k)
+    w, packed = weight(fmt, n, k, seed)
     return upload(x), packed, isogemm.linear(x, w, activations="q8")
-
-
-def poisoned(x: Any, packed: Packed, chosen: FewCodes | None = None) -> Any:
-    """The product, in memory full of a NaN that no product returns."""
-    import torch
-
-    out = torch.full((len(x), packed.n), float("nan"), device="cuda")
-    KERNEL.run(x, packed, out, None, chosen)
-    return out
 
 
 @pytest.mark.gpu
@@ -89,7 +77,7 @@ def test_every_way_to_share_out_has_the_cpus_bits(fmt: Any) -> None:
     for n, k in ((37, 5 * fmt.block), (150, 6 * 256), (490, 1024 + fmt.block)):
         x, packed, want = operands(fmt, n, k, n)
         for m, c in (*CHOSEN, *(SHORT if fmt.block == 32 else ())):
-            same(poisoned(x[:m], packed, c), want[:m], f"{fmt} {m} x {n} x {k} {c}")
+            same(product(x[:m], packed, chosen=c), want[:m], f"{fmt} {m} x {n} x {k} {c}")
 
 
 @pytest.mark.gpu
@@ -98,11 +86,11 @@ def test_every_number_of_rows_has_the_cpus_bits(name: str) -> None:
     """In the configurations that are chosen, for few tiles to a multiprocessor and for many."""
     from tests.backends.cuda.device import same
 
-    fmt = BY_NAME[name]
+    fmt = FORMATS_BY_NAME[name]
     for n, k in ((200, 1536), (12773, 512 + fmt.block)):
         x, packed, want = operands(fmt, n, k, n)
         for m in range(1, MOST + 1):
-            same(poisoned(x[:m], packed), want[:m], f"{m} x {n} x {k}")
+            same(product(x[:m], packed), want[:m], f"{m} x {n} x {k}")
 
 
 @pytest.mark.gpu
@@ -111,7 +99,7 @@ def test_parts_have_the_cpus_bits(name: str) -> None:
     """Rows side by side, the last part of fewer; contiguous ones, and such as begin anywhere."""
     from tests.backends.cuda.device import same, torch
 
-    fmt = BY_NAME[name]
+    fmt = FORMATS_BY_NAME[name]
     for n, k in ((37, 1280), (520, 512 + fmt.block)):
         x, packed, want = operands(fmt, n, k, n)
         apart = torch.full((2 * MOST, k + 3), float("nan"), device="cuda")[::2, 1 : k + 1]
@@ -119,7 +107,7 @@ def test_parts_have_the_cpus_bits(name: str) -> None:
         for each, m in ((8, 9), (8, 32), (16, 17), (16, 24), (16, 32), (16, 33)):
             chosen = kernel.parts(packed.layout, m, each, n, k)
             assert chosen is not None
-            same(poisoned(x[:m], packed, chosen), want[:m], f"{m} x {n} x {k} by {each}")
+            same(product(x[:m], packed, chosen=chosen), want[:m], f"{m} x {n} x {k} by {each}")
             room = torch.full((m, 2 * n), float("nan"), device="cuda")
             KERNEL.run(apart[:m], packed, room[:, ::2], None, chosen)
             same(room[:, ::2].contiguous(), want[:m], f"{m} x {n} x {k} by {each}, apart")

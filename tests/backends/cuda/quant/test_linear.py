@@ -6,11 +6,12 @@ from functools import cache
 
 import numpy as np
 import pytest
+from tests.backends.cuda.device import download as host
+from tests.backends.cuda.device import upload as cuda
 from tests.products import BF16, F16, F32, assert_same
 from tests.quant.draws import LONG, WEIGHTS, blocks, values
 
 import isogemm
-from isogemm.operands import views
 from isogemm.quant import FORMATS, QuantizedMatrix, quantize
 
 torch = pytest.importorskip("torch")
@@ -34,15 +35,6 @@ def activations(m: int, k: int, dtype, seed: int = 0) -> np.ndarray:
     x = np.concatenate([values(kind, m, k, seed)[i::4] for i, kind in enumerate(("normal", "heavy", "zeros", "ties"))])
     with np.errstate(over="ignore"):
         return x[:m].astype(dtype)
-
-
-def cuda(x: np.ndarray):
-    made = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BF16 else torch.from_numpy(x)
-    return made.cuda()
-
-
-def host(x) -> np.ndarray:
-    return views.array("x", x.detach().cpu())
 
 
 def wanted(x: np.ndarray, w: QuantizedMatrix, activations=None, **options) -> np.ndarray:

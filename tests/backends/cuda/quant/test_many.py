@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.backends.cuda.compiled import kernels
+from tests.backends.cuda.device import NAMES, same, upload
 from tests.quant.draws import blocks
 
 import isogemm
@@ -49,19 +50,8 @@ def packed_of(w: isogemm.QuantizedMatrix) -> Packed:
 
 
 def floats(w: isogemm.QuantizedMatrix, dtype: Any) -> Any:
-    """``w.dequantize(dtype)`` as a tensor."""
-    x = w.dequantize(str(dtype).removeprefix("torch."))
-    return torch.from_numpy(x.view(np.int32 if dtype is F32 else np.int16)).view(dtype)
-
-
-def bits(x: Any) -> Any:
-    return x.cpu().contiguous().view(torch.int32 if x.dtype is F32 else torch.int16)
-
-
-def same(got: Any, want: Any) -> None:
-    assert (got.dtype, got.shape) == (want.dtype, want.shape)
-    wrong = bits(got) != bits(want)
-    assert not wrong.any(), f"{int(wrong.sum())} of {wrong.numel()} differ, first at {wrong.nonzero()[0].tolist()}"
+    """``w.dequantize(dtype)`` as a tensor on the device."""
+    return upload(w.dequantize(NAMES[dtype]))
 
 
 def drawn(m: int, k: int, dtype: Any = BF16) -> Any:
@@ -76,7 +66,7 @@ def poisoned(*shape: int, dtype: Any = F32) -> Any:
 
 
 def product(x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32) -> Any:
-    return isogemm.linear(x.cuda(), floats(w, x.dtype).cuda(), bias, out_dtype=str(out).removeprefix("torch."))
+    return isogemm.linear(x.cuda(), floats(w, x.dtype), bias, out_dtype=NAMES[out])
 
 
 def check(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ....base.dtypes import CODE, PTX
-from ....errors import LimitError, OptionError
+from ....errors import OptionError
 from ..driver import facts
 from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
@@ -27,7 +27,6 @@ from .kernel import Launch, RoundedKernel, filling
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 from .many import SHARED, grouped, maps_of
 
-MOST = 512  # rows of x
 TEXT = re.compile(r"([wx])(\d+)x(\d+)x(\d+) s(\d+) m(\d+) d(\d+) e(\d)")
 
 
@@ -195,10 +194,10 @@ def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> str
 class QuantApart(RoundedKernel):
     """x of bfloat16 or float16, up to 512 rows of whole 16 bytes."""
 
-    name = "quant apart"
+    name, most = "quant apart", 512
 
     def takes(self, case: QuantCase) -> bool:
-        return case.m <= MOST and max(case.n, case.k) < 2**30 and super().takes(case)
+        return max(case.n, case.k) < 2**30 and super().takes(case)
 
     def configure(self, case: QuantCase, multiprocessors: int) -> str:
         return best(case.format, case.m, case.n, case.k, multiprocessors)
@@ -209,11 +208,6 @@ class QuantApart(RoundedKernel):
 
     def tile(self, config: str) -> int:
         return STEP
-
-    def check(self, case: QuantCase) -> None:
-        if case.m > MOST:
-            raise LimitError("rows of such a product", limit=f"0 to {MOST}", value=case.m, nearest=MOST)
-        super().check(case)
 
     def build(self, case: QuantCase, config: str, device: int) -> Launch:
         lay = layout(case.format)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ....base.dtypes import CODE
-from ....errors import LayoutError, LimitError
+from ....errors import LayoutError
 from ..driver import facts
 from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
@@ -20,7 +20,6 @@ from .case import QuantCase
 from .kernel import Launch, RoundedKernel, filling, work_of
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 
-MOST = 32  # rows of x
 SHARED = 227 * 1024  # bytes of dynamic shared memory that a block may have
 WARPS = 17  # of a block
 TILES = 16  # that a block walks at once
@@ -140,10 +139,10 @@ def _tiles(each: int) -> int:
 class QuantFew(RoundedKernel):
     """x of bfloat16 or float16, up to 32 rows, contiguous and beginning at multiples of 16 bytes."""
 
-    name = "quant few"
+    name, most = "quant few", 32
 
     def takes(self, case: QuantCase) -> bool:
-        return case.m <= MOST and case.n < 2**31 - ROWS and super().takes(case)
+        return case.n < 2**31 - ROWS and super().takes(case)
 
     def configure(self, case: QuantCase, multiprocessors: int) -> FewConfig:
         return configure(layout(case.format), case.m, case.n, case.k, multiprocessors)
@@ -155,8 +154,6 @@ class QuantFew(RoundedKernel):
         return 8
 
     def check(self, case: QuantCase) -> None:
-        if case.m > MOST:
-            raise LimitError("rows of a product of few rows", limit=f"0 to {MOST}", value=case.m, nearest=MOST)
         if case.dtype_bias is not None and case.bias_stride != 1 and case.n > 1:
             raise LayoutError("bias", limit="contiguous", value=case.bias_stride, nearest="bias.contiguous()")
         super().check(case)

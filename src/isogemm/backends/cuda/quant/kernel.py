@@ -155,12 +155,15 @@ class RoundedKernel(QuantKernel):
     """One of weights rounded to the type of x, bfloat16 or float16: tensor cores take x as it lies."""
 
     path = "same"
+    most = LIMIT  # rows of x
 
     def takes(self, case: QuantCase) -> bool:
-        sized = min(case.m, case.n, case.k) > 0 and case.format in FORMATS
+        sized = min(case.m, case.n, case.k) > 0 and case.m <= self.most and case.format in FORMATS
         return sized and case.dtype in ("bfloat16", "float16") and layout(case.format).tile_bytes(case.k) < 2**31
 
     def check(self, case: QuantCase) -> None:
+        if case.m > self.most:
+            raise LimitError("rows of such a product", limit=f"0 to {self.most}", value=case.m, nearest=self.most)
         if case.dtype not in ("bfloat16", "float16"):
             raise DTypeError(
                 "x of a quantized product", limit="bfloat16 or float16", value=case.dtype, nearest="bfloat16"

@@ -87,10 +87,22 @@ def linear(x: Any, w: Any, kernel: str = "gemv_simd") -> Any:
         The kernel's bits are not those of its contract on this GPU.
     """
     require_extra("torch", "isogemm.metal.linear", "torch")
+    one_of("kernel of metal.linear", kernel, tuple(name for name in KERNELS if name != "gemv_q4_0"), "'gemv_simd'")
+    _check(x, w)
+    dtype = torch_name(x.dtype)
+    refused = _refused(kernel, dtype)
+    if refused:
+        limit = f"the bits of {KERNELS[kernel].contract}"
+        raise ContractError(f"{kernel} on this GPU", limit=limit, value=refused, nearest="isogemm.linear on the CPU")
+    return _launched(kernel, dtype, x, w)
+
+
+def _check(x: Any, w: Any) -> None:
+    """Refuse operands that kernels do not take."""
     import torch
 
-    one_of("kernel of metal.linear", kernel, tuple(name for name in KERNELS if name != "gemv_q4_0"), "'gemv_simd'")
-    for name, each in (("x", x), ("w", w)):
+    operands = ("x", x), ("w", w)
+    for name, each in operands:
         of_type(f"{name} of metal.linear", each, torch.Tensor, "a torch tensor", f"torch.from_numpy({name}).to('mps')")
         if not torch.backends.mps.is_available() or each.device.type != HERE:
             place = str(each.device)
@@ -111,17 +123,11 @@ def linear(x: Any, w: Any, kernel: str = "gemv_simd") -> Any:
     most = max(m, n, k, m * k, n * k, m * n)
     if most >= MOST:
         raise LimitError("elements of metal.linear", limit=f"below {MOST}", value=most, nearest="fewer rows at once")
-    for name, each in (("x", x), ("w", w)):
+    for name, each in operands:
         if not each.is_contiguous():
             raise LayoutError(
                 f"strides of {name}", limit="rows side by side", value=each.stride(), nearest=f"{name}.contiguous()"
             )
-    dtype = torch_name(x.dtype)
-    refused = _refused(kernel, dtype)
-    if refused:
-        limit = f"the bits of {KERNELS[kernel].contract}"
-        raise ContractError(f"{kernel} on this GPU", limit=limit, value=refused, nearest="isogemm.linear on the CPU")
-    return _launched(kernel, dtype, x, w)
 
 
 @cache

@@ -189,6 +189,9 @@ def refused():
         ((x, w, "gemv"), OptionError, "gemv_naive.*'gemv_simd'"),
         ((x, w, "gemv_q4_0"), OptionError, "gemv_naive.*'gemv_simd'"),
         ((x, w.T.contiguous().T), LayoutError, r"strides of w.*\(1, 4\).*w\.contiguous\(\)"),
+        ((x.to_sparse(), w), LayoutError, r"a dense tensor.*x\.to_dense\(\)"),
+        ((torch._neg_view(x), w), LayoutError, r"a lazy negation.*x\.resolve_neg\(\)"),
+        ((x, torch.ones(4, 3, requires_grad=True)), OptionError, r"gradient's graph.*w\.detach\(\)"),
         ((many, one.expand(1, 2**15)), LimitError, "2147483648; got: 2147483648"),
         ((one.expand(2**16, 1), one.expand(2**15, 1)), LimitError, "2147483648; got: 2147483648"),
     ]

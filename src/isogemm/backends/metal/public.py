@@ -19,6 +19,7 @@ from ...contract import golden, reference
 from ...contract.compare import first_mismatch
 from ...contract.spec import Order
 from ...errors import ContractError, DeviceError, DTypeError, LayoutError, LimitError, ShapeError
+from ...operands.tensors import check_tensor
 
 FOLDER = Path(__file__).parent / "msl"
 HERE = "mps"  # the device of torch's tensors
@@ -82,7 +83,7 @@ def linear(x: Any, w: Any, kernel: str = "gemv_simd") -> Any:
     DeviceError
         torch has no MPS here, or the operands are elsewhere.
     ShapeError, DTypeError, LimitError, LayoutError, OptionError
-        Operands that do not fit, are too large or not contiguous, or no such kernel of floats.
+        Operands that do not fit, are too large or not contiguous, or record gradients; or no such kernel of floats.
     ContractError
         The kernel's bits are not those of its contract on this GPU.
     """
@@ -111,6 +112,10 @@ def _check(x: Any, w: Any) -> None:
             raise DTypeError(
                 f"{name} of metal.linear", limit="float16 or float32", value=torch_name(each.dtype), nearest="float16"
             )
+        check_tensor(name, each)
+        if each.is_neg():
+            limit = "a tensor with plain memory"
+            raise LayoutError(name, limit=limit, value="a lazy negation", nearest=f"{name}.resolve_neg()")
     if x.dtype != w.dtype:
         both = f"{torch_name(x.dtype)} and {torch_name(w.dtype)}"
         raise DTypeError("operands of metal.linear", limit="one type of floats", value=both, nearest="w.to(x.dtype)")

@@ -15,7 +15,7 @@ import isogemm
 from isogemm.backends.webgpu.admission import golden_blocks
 from isogemm.backends.webgpu.public import WebGpuArray, array
 from isogemm.contract import int32, reference
-from isogemm.errors import ContractError, DeviceError, DTypeError, LimitError, OptionError
+from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, LimitError, OptionError
 from isogemm.formats.reference import decode, dequantize
 from isogemm.quant.matrix import QuantizedMatrix
 
@@ -171,6 +171,21 @@ def test_arrays_are_views_of_one_buffer():
         there[0, 0, 0]
     with pytest.raises(TypeError, match="unsized"):
         len(there[0, 0])
+
+
+def test_tensors_are_taken_as_products_take_them():
+    torch = pytest.importorskip("torch")
+    x = torch.linspace(-2, 3, 12).reshape(3, 4)
+    same(array(x.bfloat16()), x.numpy().astype(BF16))
+    same(array(x.T), x.numpy().T)
+    for odd, error, text in (
+        (x.clone().requires_grad_(), OptionError, r"gradient's graph.*x\.detach\(\)"),
+        (torch._neg_view(x), LayoutError, "negation"),
+        (x.to_sparse(), LayoutError, r"x\.to_dense\(\)"),
+        (np.ma.ones(3, F32), DTypeError, "without a mask"),
+    ):
+        with pytest.raises(error, match=text):
+            array(odd)
 
 
 def test_a_packed_weight_is_the_array_there():

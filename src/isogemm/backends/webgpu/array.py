@@ -150,7 +150,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], place: DeviceId) -> Arra
     return device_array(buffer.address, shape, None, dtype, place, owner=buffer)
 
 
-def uploaded(x: Any, place: DeviceId) -> Array:
+def uploaded(x: Array, place: DeviceId) -> Array:
     """A view of a copy of a host's array on a device.
 
     Raises DTypeError: another element type than float32, float16 and bfloat16. Raises LimitError: it does not fit into

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import DeviceError
+from ...operands import views
 from ...operands.device_array import DeviceId
 from .. import find
 from .adapter import open_adapter
@@ -40,22 +41,24 @@ def array(x: Any, device: str | None = None) -> WebGpuArray:
     Parameters
     ----------
     x : array
-        float32, float16 or bfloat16, any shape.
+        float32, float16 or bfloat16, any shape; a torch tensor, or what speaks DLPack, in the host's memory too.
     device : str, optional
         By default the preferred one.
 
     Raises
     ------
     DTypeError
-        Another element type.
+        Another element type, or no array.
+    LayoutError, OptionError
+        A tensor that is sparse or lazily negated, or that records gradients.
     LimitError
         It does not fit into a buffer of the device.
     OptionError
         wgpu is not installed.
     DeviceError
-        There is no such device, it is not WebGPU's, or there is no driver.
+        There is no such device, it is not WebGPU's, there is no driver, or `x` is on another device.
     """
-    return WebGpuArray(uploaded(x, _webgpu_device(device)))
+    return WebGpuArray(uploaded(views.array("x", x), _webgpu_device(device)))
 
 
 def measure(device: str | None = None) -> Crossovers:

@@ -17,8 +17,8 @@ from isogemm.backends.cuda.quant import apart, dequantize
 from isogemm.backends.cuda.quant import many as quant_many
 from isogemm.backends.cuda.quant.case import QuantCase
 from isogemm.backends.cuda.quant.layout import FORMATS, Packed, layout, pack
-from isogemm.backends.cuda.quant.many import KERNEL, ManyConfig
-from isogemm.errors import DTypeError, LayoutError, OptionError, ShapeError
+from isogemm.backends.cuda.quant.many import KERNEL, ManyConfig, ManyWalk
+from isogemm.errors import DTypeError, LayoutError, ShapeError
 from isogemm.formats.blocks import FORMATS as ALL
 
 __all__ = ["kernels"]  # the fixture
@@ -26,10 +26,12 @@ torch = pytest.importorskip("torch")
 gpu = pytest.mark.gpu
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-CONFIGS = (
-    *("1x1x16 s8", "1x1x176 s4", "2x1x64 s3", "2x1x128 s8", "2x2x64 s5", "2x2x128 s4", "2x1x256 s4", "3x1x96 s6"),
-    "2x1x128 s4 c2",
-)
+CONFIGS = tuple(
+    ManyWalk(ManyConfig(*cut)) for cut in (
+        (1, 1, 16, 8), (1, 1, 176, 4), (2, 1, 64, 3), (2, 1, 128, 8), (2, 2, 64, 5),
+        (2, 2, 128, 4), (2, 1, 256, 4), (3, 1, 96, 6), (2, 1, 128, 4, 2),
+    )
+)  # fmt: skip
 
 
 @functools.cache
@@ -70,7 +72,7 @@ def product(x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32
 
 
 def check(
-    x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32, config: str | None = None,
+    x: Any, w: isogemm.QuantizedMatrix, bias: Any = None, out: Any = F32, config: Any = None,
     kernel: Any = KERNEL,
 ) -> None:  # fmt: skip
     x = x.cuda()
@@ -96,16 +98,16 @@ def test_scales_of_all_magnitudes(name):
 
 
 @gpu
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K"])
 def test_every_configuration_has_the_same_bits(name, config):
-    assert quant_many.legal(layout(name), ManyConfig.parse(config))
+    assert quant_many.legal(layout(name), config.config)
     for m, n, k in ((1, 16, 256), (65, 1000, 768), (300, 520, 2560)):
         check(drawn(m, k), weight(name, n, k), config=config)
 
 
 @gpu
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_many_tiles_to_a_block(config):
     check(drawn(1200, 256), weight("Q4_0", 3000, 256), out=BF16, config=config)
 
@@ -133,9 +135,10 @@ def test_parts_behind_one_another(name):
     w, x = weight(name, 1031, 1024), drawn(300, 1024).cuda()
     bias = torch.randn(1031, generator=torch.Generator().manual_seed(2)).cuda()
     packed, want = packed_of(w), product(x, w, bias, BF16)
+    walk = ManyWalk(ManyConfig(2, 1, 256, 4), 640, ManyConfig(2, 1, 96, 4))
     for _ in range(20):
         got = poisoned(300, 1031, dtype=BF16)
-        KERNEL.run(x, packed, got, bias, "2x1x256 s4 to 640, 2x1x96 s4")
+        KERNEL.run(x, packed, got, bias, walk)
         after = got.clone()
         same(after, want)
 
@@ -261,30 +264,19 @@ def test_nothing_to_do():
 
 
 def test_configurations():
-    for text in CONFIGS:
-        assert str(ManyConfig.parse(text)) == text
-    assert ManyConfig.parse("2x1x128") is None
     for name in FORMATS:
         for m in (9, 33, 64, 200, 512, 4096):
             for n, k in ((19456, 2560), (28672, 4096), (2560, 9728), (100, 256)):
-                parts = quant_many.parts(quant_many.best(name, m, n, k), n)
+                parts = quant_many.best(name, m, n, k).parts(n)
                 assert all(quant_many.legal(layout(name), part.config) for part in parts)
                 assert sum(part.rows for part in parts) == n
                 assert [part.first for part in parts] == [0, parts[0].rows][: len(parts)]
                 assert all(part.first % 64 == 0 for part in parts)
-    one, two = quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4 c2", 1000)
-    assert (one.rows, two.first, two.rows, str(one.config), str(two.config)) == (
-        640,
-        640,
-        360,
-        "2x1x128 s8",
-        "3x1x96 s4 c2",
-    )
-    assert [part.rows for part in quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4", 200)] == [64, 136]
-    assert [part.rows for part in quant_many.parts("2x1x128 s8 to 640, 3x1x96 s4", 100)] == [100]
-    for wrong in ("", "2x1x128", "2x1x128 s8, 2x1x128 s8"):
-        with pytest.raises(OptionError):
-            quant_many.parts(wrong, 100)
+    walk = ManyWalk(ManyConfig(2, 1, 128, 8), 640, ManyConfig(3, 1, 96, 4, 2))
+    assert (str(walk), str(ManyWalk(walk.config))) == ("2x1x128 s8 to 640, 3x1x96 s4 c2", "2x1x128 s8")
+    assert walk.parts(1000) == ((0, 640, walk.config), (640, 360, walk.rest))
+    assert [part.rows for part in walk.parts(200)] == [64, 136]
+    assert [part.rows for part in walk.parts(100)] == [100]
     many = ManyConfig(2, 1, 256, 12)
     assert not quant_many.legal(layout("Q4_0"), many)
     assert many.shared(layout("Q4_0")) > quant_many.SHARED

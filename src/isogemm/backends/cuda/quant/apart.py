@@ -1,6 +1,6 @@
 """Products with quantized weights dequantized into shared memory by warps of their own: tensor_core:sm90/chain.
 
-A configuration is a text such as ``x16x48x256 s7 m5 d8 e2``: whose rows are the rows of an instruction, those of x
+A configuration is written as ``x16x48x256 s7 m5 d8 e2``: whose rows are the rows of an instruction, those of x
 or of W (``w``); rows of W and of x of a tile, and K of a stage; stages of the ring; stages of weights in the type of x;
 warps that dequantize, and how many times 16 rows and 64 of K each takes at once. None of it reaches the bits.
 """
@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ....base.dtypes import CODE, PTX
-from ....errors import OptionError
 from ..driver import facts
 from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
@@ -27,12 +25,10 @@ from .kernel import Launch, RoundedKernel, filling
 from .layout import ROWS, STEP, PackedLayout, layout, macros
 from .many import SHARED, grouped, maps_of
 
-TEXT = re.compile(r"([wx])(\d+)x(\d+)x(\d+) s(\d+) m(\d+) d(\d+) e(\d)")
-
 
 @dataclass(frozen=True, slots=True)
 class ApartConfig:
-    """A configuration, read."""
+    """A configuration."""
 
     first: str  # whose rows are an instruction's: w or x
     # rows, cols: of W and of x; depth: K of a stage
@@ -45,12 +41,6 @@ class ApartConfig:
     # decoders, each: warps, and how many times 16 rows and 64 of K one takes at once
     decoders: int
     each: int
-
-    @classmethod
-    def parse(cls, text: str) -> ApartConfig | None:
-        """Read a text; None where it is not one."""
-        match = TEXT.fullmatch(text)
-        return cls(match[1], *map(int, match.groups()[1:])) if match else None
 
     def __str__(self) -> str:
         tile = f"{self.first}{self.rows}x{self.cols}x{self.depth}"
@@ -185,10 +175,10 @@ def _configs(lay: PackedLayout, m: int) -> Iterator[ApartConfig]:
 
 
 @functools.lru_cache(maxsize=4096)
-def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> str:
+def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> ApartConfig:
     """The configuration that is likely the fastest."""
     gpu, lay = H200._replace(multiprocessors=multiprocessors), layout(format)
-    return str(min(_configs(lay, m), key=lambda c: _microseconds(lay, c, m, n, k, gpu)))
+    return min(_configs(lay, m), key=lambda c: _microseconds(lay, c, m, n, k, gpu))
 
 
 class QuantApart(RoundedKernel):
@@ -199,20 +189,17 @@ class QuantApart(RoundedKernel):
     def takes(self, case: QuantCase) -> bool:
         return max(case.n, case.k) < 2**30 and super().takes(case)
 
-    def configure(self, case: QuantCase, multiprocessors: int) -> str:
+    def configure(self, case: QuantCase, multiprocessors: int) -> ApartConfig:
         return best(case.format, case.m, case.n, case.k, multiprocessors)
 
-    def microseconds(self, case: QuantCase, config: str, device: int) -> float:
-        lay, gpu = layout(case.format), gpu_of(device)
-        return _microseconds(lay, _parsed(lay, config), case.m, case.n, case.k, gpu)
+    def microseconds(self, case: QuantCase, config: ApartConfig, device: int) -> float:
+        return _microseconds(layout(case.format), config, case.m, case.n, case.k, gpu_of(device))
 
-    def tile(self, config: str) -> int:
+    def tile(self, config: ApartConfig) -> int:
         return STEP
 
-    def build(self, case: QuantCase, config: str, device: int) -> Launch:
-        lay = layout(case.format)
-        c = _parsed(lay, config)
-        bias, w_first = case.dtype_bias, c.first == "w"
+    def build(self, case: QuantCase, config: ApartConfig, device: int) -> Launch:
+        lay, c, bias, w_first = layout(case.format), config, case.dtype_bias, config.first == "w"
         defines: dict[str, object] = {
             **macros(lay), "OPERAND": CODE[case.dtype], "OUT": CODE[case.dtype_out], "BIAS_KIND": case.bias_kind,
             "BIAS_ROWS": w_first, "EPILOGUE": bias is not None, "C_KIND": -1, "ACCUMULATE": 0, "COLUMNS": w_first,
@@ -244,11 +231,3 @@ class QuantApart(RoundedKernel):
 
 
 KERNEL = QuantApart()
-
-
-def _parsed(lay: PackedLayout, config: str) -> ApartConfig:
-    found = ApartConfig.parse(config)
-    if found is None or not legal(lay, found):
-        nearest = "w64x64x64 s10 m3 d8 e2"
-        raise OptionError("configuration of quantized products", limit="as " + nearest, value=config, nearest=nearest)
-    return found

@@ -2,7 +2,7 @@
 
     out = x @ W.T + bias, W rounded once to the type of x: the contract tensor_core:sm90/chain
 
-A configuration is a text such as ``2x1x128 s8 c2``: consumer warpgroups, blocks of 64 rows of W that each holds, tokens
+A configuration is written as ``2x1x128 s8 c2``: consumer warpgroups, blocks of 64 rows of W that each holds, tokens
 of a tile, stages of the ring and blocks of a cluster. ``2x1x128 s8 to 4224, 2x1x256 s6``: rows of W up to there in one
 way, the rest in another one. None of it reaches the bits.
 """
@@ -10,12 +10,10 @@ way, the rest in another one. None of it reaches the bits.
 from __future__ import annotations
 
 import functools
-import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ....base.dtypes import CODE, ITEMSIZE, PTX
-from ....errors import OptionError
 from ..driver import facts
 from ..driver.kernel import ints, longs
 from ..driver.nvrtc import function_of
@@ -29,24 +27,17 @@ from .layout import ROWS, STEP, PackedLayout, layout, macros
 
 SHARED = 232448 - 1024  # bytes of dynamic shared memory that a block may have, less the barriers
 REGISTERS = {1: (40, 232), 2: (40, 232), 3: (32, 160)}  # of the producer and of consumers, by warpgroups
-TEXT = re.compile(r"(\d)x(\d)x(\d+) s(\d+)(?: c(\d))?")
 
 
 @dataclass(frozen=True, slots=True)
 class ManyConfig:
-    """A configuration, read."""
+    """One way to walk rows of W."""
 
     warpgroups: int
     blocks: int
     cols: int
     stages: int
     cluster: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> ManyConfig | None:
-        """Read a text; None where it is not one."""
-        match = TEXT.fullmatch(text)
-        return cls(*(int(x or 1) for x in match.groups())) if match else None
 
     def __str__(self) -> str:
         text = f"{self.warpgroups}x{self.blocks}x{self.cols} s{self.stages}"
@@ -107,6 +98,25 @@ class RowsOfW(NamedTuple):
     config: ManyConfig
 
 
+class ManyWalk(NamedTuple):
+    """How W is walked: in one way, or so many rows in one and the rest in another."""
+
+    config: ManyConfig
+    rows: int = 0
+    rest: ManyConfig | None = None
+
+    def __str__(self) -> str:
+        return str(self.config) if self.rest is None else f"{self.config} to {self.rows}, {self.rest}"
+
+    def parts(self, n: int) -> tuple[RowsOfW, ...]:
+        """The parts of n rows; where the first would take them all, it takes half of them."""
+        if self.rest is None:
+            return (RowsOfW(0, n, self.config),)
+        first = self.rows if self.rows < n else n // 128 * 64
+        found = (RowsOfW(0, first, self.config), RowsOfW(first, n - first, self.rest))
+        return tuple(part for part in found if part.rows)
+
+
 def _microseconds(lay: PackedLayout, c: ManyConfig, m: int, n: int, k: int, gpu: Gpu) -> float:
     """A model: waves of tiles, all rows of x out of the second-level cache, and weights out of memory, side by side."""
     tiles = -(-n // (c.rows * c.cluster)) * c.cluster * -(-m // c.cols)
@@ -120,7 +130,7 @@ def _microseconds(lay: PackedLayout, c: ManyConfig, m: int, n: int, k: int, gpu:
 
 
 @functools.lru_cache(maxsize=4096)
-def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> str:
+def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> ManyWalk:
     """How W is likely walked the fastest: all in one way, or whole waves of tiles of one size, then the rest."""
     gpu = H200._replace(multiprocessors=multiprocessors)
     lay = layout(format)
@@ -136,7 +146,7 @@ def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> str
         return min(zip(costs, configs, strict=True), key=lambda pair: pair[0])
 
     cost, config = fastest(n)
-    found = str(config)
+    found = ManyWalk(config)
     for c in configs:
         across = -(-m // c.cols)
         last = -(-n // c.rows) * across // gpu.multiprocessors
@@ -146,32 +156,9 @@ def best(format: str, m: int, n: int, k: int, multiprocessors: int = 132) -> str
                 continue
             rest, other = fastest(n - rows)
             both = _microseconds(lay, c, m, rows, k, gpu) + rest + AGAIN
-            if both < (1 if "," in found else 0.98) * cost:
-                cost, found = both, f"{c} to {rows}, {other}"
+            if both < (0.98 if found.rest is None else 1) * cost:
+                cost, found = both, ManyWalk(c, rows, other)
     return found
-
-
-def parts(config: str, n: int) -> tuple[RowsOfW, ...]:
-    """What a text means for n rows; where the first part would take them all, it takes half of them.
-
-    Raises
-    ------
-    OptionError
-        The text is none.
-    """
-    match = re.fullmatch(r"(.*) to (\d+), (.*)", config)
-    texts = (match[1], match[3]) if match else (config,)
-    read = [ManyConfig.parse(text) for text in texts]
-    if any(c is None for c in read):
-        raise OptionError(
-            "configuration of quantized products", limit="as 2x1x128 s8", value=config, nearest="2x1x128 s8"
-        )
-    chosen = [c for c in read if c is not None]
-    if match is None:
-        return (RowsOfW(0, n, chosen[0]),)
-    first = int(match[2]) if int(match[2]) < n else n // 128 * 64
-    found = (RowsOfW(0, first, chosen[0]), RowsOfW(first, n - first, chosen[1]))
-    return tuple(part for part in found if part.rows)
 
 
 class QuantMany(RoundedKernel):
@@ -182,19 +169,19 @@ class QuantMany(RoundedKernel):
     def takes(self, case: QuantCase) -> bool:
         return max(case.m, case.n, case.k) < 2**30 and super().takes(case)
 
-    def configure(self, case: QuantCase, multiprocessors: int) -> str:
+    def configure(self, case: QuantCase, multiprocessors: int) -> ManyWalk:
         return best(case.format, case.m, case.n, case.k, multiprocessors)
 
-    def microseconds(self, case: QuantCase, config: str, device: int) -> float:
-        lay, gpu, walked = layout(case.format), gpu_of(device), parts(config, case.n)
+    def microseconds(self, case: QuantCase, config: ManyWalk, device: int) -> float:
+        lay, gpu, walked = layout(case.format), gpu_of(device), config.parts(case.n)
         each = (_microseconds(lay, part.config, case.m, part.rows, case.k, gpu) for part in walked)
         return sum(each) + AGAIN * (len(walked) - 1)
 
-    def tile(self, config: str) -> int:
+    def tile(self, config: ManyWalk) -> int:
         return STEP
 
-    def build(self, case: QuantCase, config: str, device: int) -> Launch:
-        launches = [_bind_part(case, part, device, late=i > 0) for i, part in enumerate(parts(config, case.n))]
+    def build(self, case: QuantCase, config: ManyWalk, device: int) -> Launch:
+        launches = [_bind_part(case, part, device, late=i > 0) for i, part in enumerate(config.parts(case.n))]
         if len(launches) == 1:
             return launches[0]
 

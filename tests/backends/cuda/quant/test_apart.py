@@ -84,12 +84,6 @@ def test_scales_of_super_blocks_come_with_every_stage(name, config):
 
 
 @gpu
-@pytest.mark.parametrize("k", [32, 64, 96, 128, 160, 2080])
-def test_lengths_that_end_within_a_stage(k):
-    check(drawn(40, k), weight("Q5_1", 70, k))
-
-
-@gpu
 @pytest.mark.parametrize("out", [BF16, F16, F32])
 @pytest.mark.parametrize("kind", [None, BF16, F32])
 @pytest.mark.parametrize(

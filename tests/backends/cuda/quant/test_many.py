@@ -113,12 +113,6 @@ def test_many_tiles_to_a_block(config):
 
 
 @gpu
-@pytest.mark.parametrize("k", [32, 64, 96, 128, 160, 2080])
-def test_lengths_that_end_within_a_stage(k):
-    check(drawn(40, k), weight("Q5_1", 70, k))
-
-
-@gpu
 @pytest.mark.parametrize("out", [BF16, F16, F32])
 @pytest.mark.parametrize("kind", [None, BF16, F32])
 def test_types_of_results_and_of_a_bias(out, kind):
@@ -144,6 +138,13 @@ def test_parts_behind_one_another(name):
 
 
 BOTH = pytest.mark.parametrize("kernel", [KERNEL, apart.KERNEL], ids=["many", "apart"])
+
+
+@gpu
+@BOTH
+@pytest.mark.parametrize("k", [32, 64, 96, 128, 160, 2080])
+def test_lengths_that_end_within_a_stage(k, kernel):
+    check(drawn(40, k), weight("Q5_1", 70, k), kernel=kernel)
 
 
 @gpu

@@ -139,6 +139,9 @@ def test_what_is_not_there_is_a_typed_error(device, monkeypatch):
         array(np.ones(3, np.int8))
     with pytest.raises(DeviceError, match="WEBGPU"):
         array(np.ones(3, F32), "webgpu:7")
+    for ordinal, error in ((-1, DeviceError), (7, DeviceError), ("one", DTypeError), (True, DTypeError)):
+        with pytest.raises(error, match="nearest legal choice: 0"):
+            isogemm.webgpu.device(ordinal)
     for call in (partial(array, np.ones(3, F32)), isogemm.webgpu.measure):
         with pytest.raises(DeviceError, match=r"webgpu or webgpu:N; got: cpu; .*'webgpu'"):
             call("cpu")

@@ -70,7 +70,7 @@ def adapters() -> tuple[Any, ...]:
 def open_adapter(ordinal: int = 0) -> Adapter:
     """The adapter of that number, opened once: without wgpu an OptionError, where there is none a DeviceError."""
     require_extra("webgpu", "a WebGPU device", "wgpu")
-    if ordinal >= len(adapters()):
+    if not 0 <= ordinal < len(adapters()):
         raise DeviceError(
             "WebGPU adapter", limit=f"one of {len(adapters())}, as wgpu finds them", value=ordinal,
             nearest="0" if adapters() else "a driver: on Debian, apt install mesa-vulkan-drivers libvulkan1",

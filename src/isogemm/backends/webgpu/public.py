@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...base.arguments import whole
 from ...errors import DeviceError
 from ...operands import views
 from ...operands.device_array import DeviceId
@@ -28,11 +29,12 @@ def device(ordinal: int = 0) -> str:
     ------
     OptionError
         wgpu is not installed.
+    DTypeError
+        No whole number.
     DeviceError
         There is no such adapter, or no driver.
     """
-    open_adapter(ordinal)
-    return str(DeviceId("webgpu", ordinal))
+    return str(open_adapter(whole("number of a WebGPU device", ordinal)).place)
 
 
 def array(x: Any, device: str | None = None) -> WebGpuArray:

@@ -115,8 +115,9 @@ def test_a_kernel_is_text_that_compiles_by_itself():
     assert "simdgroup_float8x8 acc" in text
     with pytest.raises(OptionError, match="gemv_simd"):
         metal.source("gemv")
-    with pytest.raises(DTypeError, match="float16 or float32"):
-        metal.source("gemv_simd", "bfloat16")
+    for wrong in ("bfloat16", ["float16"], None):
+        with pytest.raises(DTypeError, match="float16 or float32"):
+            metal.source("gemv_simd", wrong)
 
 
 @pytest.fixture

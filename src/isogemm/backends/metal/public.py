@@ -67,7 +67,7 @@ def source(name: str, dtype: str = "float16") -> str:
         Another type.
     """
     one_of("Metal kernel", name, tuple(KERNELS), "'gemv_simd'")
-    if dtype not in TYPES:
+    if not isinstance(dtype, str) or dtype not in TYPES:
         raise DTypeError("operands in Metal", limit="float16 or float32", value=dtype, nearest="float16")
     texts = [(FOLDER / f"{part}.metal").read_text(encoding="utf-8") for part in ("common", name)]
     return "\n".join(["#include <metal_stdlib>", *texts]).replace(

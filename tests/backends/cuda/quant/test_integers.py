@@ -361,6 +361,7 @@ def test_floats_are_one_chain(kernels: Kernels) -> None:
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "Q8_0"])
 def test_few_rows_leave_buffers_that_are_read(kernels: Kernels, name: str) -> None:
     for m, n in ((3, 28672), (16, 4096)):
-        quant_few.KERNEL.build(QuantCase("same", name, "bfloat16", "bfloat16", None, m, n, 4096), None, 0)
+        case = QuantCase("same", name, "bfloat16", "bfloat16", None, m, n, 4096)
+        quant_few.KERNEL.build(case, quant_few.KERNEL.configure(case, 132), 0)
     for made in kernels.loaded:
         assert not made.hasty()

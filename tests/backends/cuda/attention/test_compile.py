@@ -140,6 +140,7 @@ def test_few_queries_take_the_same_blocks(kernels: Kernels):
         assert set(products) == {f"HMMA.16816.F32{kind}"}
         assert {line for line in made[0].machine_code if line.startswith("MUFU")} <= {"MUFU.RCP", "MUFU.RSQ"}
         assert all(k.spilled == 0 for k in made)
+        assert not made[0].hasty()
 
 
 @pytest.mark.parametrize("case", [pose(d=200, arithmetic="fma"), masked(pose(dtype="float32"), "float16")])

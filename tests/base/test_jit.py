@@ -57,7 +57,8 @@ def run(script: Path, **env: str) -> tuple[list[str], str]:
 
 
 @pytest.mark.parametrize(
-    "name", ["base/jit.py", "contract/arithmetic.py", "backends/cpu/gemm/micro.py", "backends/cpu/new.py"]
+    "name",
+    ["base/jit.py", "contract/arithmetic.py", "formats/blocks.py", "backends/cpu/gemm/micro.py", "backends/cpu/new.py"],
 )
 def test_stamp_changes_with_every_kernel_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(PACKAGE, tmp_path / "isogemm", ignore=shutil.ignore_patterns("__pycache__"))

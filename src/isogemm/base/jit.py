@@ -23,7 +23,7 @@ from .progress import quiet, say
 
 __all__ = ["cache_directory", "can_keep", "compile_entry", "compile_seconds", "dispatcher", "njit"]
 
-_SOURCES = ("base", "contract", "backends/cpu")
+_SOURCES = ("base", "contract", "formats", "backends/cpu")
 _seconds = 0.0
 _listening = _said = False
 ANNOUNCE_AFTER = 0.6

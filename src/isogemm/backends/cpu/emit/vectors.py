@@ -121,6 +121,13 @@ class Emitter:
         mask = ir.Constant(ir.VectorType(I32, len(lanes)), [ir.Constant(I32, i) for i in lanes])
         return self.b.shuffle_vector(x, y, mask)
 
+    def joined(self, parts: Sequence[Value]) -> Value:
+        """Vectors, as many as a power of two, side by side in one."""
+        while len(parts) > 1:
+            lanes = range(2 * parts[0].type.count)
+            parts = [self.shuffle(parts[i], parts[i + 1], lanes) for i in range(0, len(parts), 2)]
+        return parts[0]
+
     # widening
     def widen(self, raw: Value, element: int) -> Value:
         """<width x i32> with a 16-bit pattern in the low half, or fp32 itself, to fp32; exact."""
@@ -283,12 +290,10 @@ def define(module: ir.Module, name: str, arguments: int, emit: Callable[..., Non
     fn.attributes.add("noinline")
     builder = ir.IRBuilder(fn.append_basic_block("entry"))
     body = fn.append_basic_block("start")
-    entry = builder.block
     builder.branch(body)
     builder.position_at_end(body)
     emit(Emitter(builder, width), *fn.args)
     builder.ret_void()
-    assert entry.is_terminated
     return fn
 
 

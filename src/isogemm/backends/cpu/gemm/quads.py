@@ -160,11 +160,8 @@ class _Strip:
         """The columns of `depth` elements of k."""
         e, quad = self.e, ir.VectorType(F32, QUAD)
         lanes = [e.load(e.at(base, line), quad, self.size) for line in self.lines]
-        joined = [self._join(lanes[i::QUAD]) for i in range(QUAD)]
+        joined = [e.joined(lanes[i::QUAD]) for i in range(QUAD)]
         return e.split_pairs(e.transpose_quads(joined), self.element)
-
-    def _join(self, parts: list[Any]) -> Any:
-        return parts[0] if len(parts) == 1 else self.e.shuffle(parts[0], parts[1], range(2 * QUAD))
 
     def walk(self, k: Any) -> None:
         """All of K, ascending."""

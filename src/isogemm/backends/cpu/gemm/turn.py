@@ -9,7 +9,7 @@ Contract: ``fma/chain``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -214,14 +214,22 @@ def sums_after(
     e: Emitter, asks: Asks, sums: list[Any], bases: list[Any], ahead: Any | None, x: Any, lines: tuple[Any, ...]
 ) -> list[Any]:
     """The sums after 16 more k of every block; asks for what is `ahead` bytes behind, where that is given."""
-    binding.initialize_native_asmparser()  # which Numba does not
-    blocks = len(sums)
     asked = [e.at(base, ahead) for base in bases] if ahead is not None else bases
-    arguments = [*sums, *bases, *asked, x, *lines]
-    inputs = [*map(str, range(blocks)), *["r"] * (len(arguments) - blocks)]
-    used = [f"~{{xmm{r}}}" for r in (*ROWS, *PAIRS, SPARE, *X)]
-    constraints = ",".join([*["=x"] * blocks, *inputs, *used, "~{memory}"])
-    result = ir.LiteralStructType([e.vec] * blocks) if blocks > 1 else e.vec
-    kind = ir.FunctionType(result, [v.type for v in arguments])
-    found = e.b.asm(kind, _Turn(blocks, WAY, asks).text(), constraints, arguments, True)
-    return [e.b.extract_value(found, i) for i in range(blocks)] if blocks > 1 else [found]
+    used = [f"xmm{r}" for r in (*ROWS, *PAIRS, SPARE, *X)]
+    return assembled(e, _Turn(len(sums), WAY, asks).text(), "x", sums, [*bases, *asked, x, *lines], used)
+
+
+def assembled(
+    e: Emitter, text: str, register: str, sums: list[Any], places: list[Any], used: Iterable[str]
+) -> list[Any]:
+    """What instructions make of sums, which have registers of that constraint; `used` registers are theirs besides.
+
+    Operands are the sums out, the sums in, and then addresses and numbers, `places`, in general registers.
+    """
+    binding.initialize_native_asmparser()  # which Numba does not
+    count, arguments = len(sums), [*sums, *places]
+    inputs = [*map(str, range(count)), *["r"] * len(places)]
+    constraints = ",".join([*[f"={register}"] * count, *inputs, *(f"~{{{name}}}" for name in used), "~{memory}"])
+    result = ir.LiteralStructType([e.vec] * count) if count > 1 else e.vec
+    found = e.b.asm(ir.FunctionType(result, [v.type for v in arguments]), text, constraints, arguments, True)
+    return [e.b.extract_value(found, i) for i in range(count)] if count > 1 else [found]

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from llvmlite import binding, ir
+from llvmlite import ir
 
 from ..emit.vectors import F32, F32_BYTES, I32, I64, Emitter
-from .turn import MULTIPLES, address
+from .turn import MULTIPLES, address, assembled
 
 LANES, QUAD, DEPTH = 16, 4, 16
 HALF = DEPTH // 2  # k of a block that are transposed together
@@ -233,13 +233,6 @@ def _masks(e: Emitter, count: Any) -> list[Any]:
 
 
 def _sums_after(e: Emitter, turn: _Turn, sums: list[Any], places: list[Any]) -> list[Any]:
-    binding.initialize_native_asmparser()  # which Numba does not
-    arguments = [*(e.b.load(slot, typ=e.vec) for slot in sums), *places]
-    inputs = [*map(str, range(turn.sums)), *["r"] * len(places)]
     vectors = [*turn.tile, *(X if turn.rows == 1 else ())]
-    used = [*(f"~{{xmm{r}}}" for r in vectors), *(["~{k1}", "~{k2}"] if turn.masked else ["~{rax}"]), "~{memory}"]
-    constraints = ",".join([*["=v"] * turn.sums, *inputs, *used])
-    results = e.vec if turn.sums == 1 else ir.LiteralStructType([e.vec] * turn.sums)
-    kind = ir.FunctionType(results, [v.type for v in arguments])
-    found = e.b.asm(kind, turn.text(), constraints, arguments, True)
-    return [found] if turn.sums == 1 else [e.b.extract_value(found, i) for i in range(turn.sums)]
+    used = [*(f"xmm{r}" for r in vectors), *(["k1", "k2"] if turn.masked else ["rax"])]
+    return assembled(e, turn.text(), "v", [e.b.load(slot, typ=e.vec) for slot in sums], places, used)

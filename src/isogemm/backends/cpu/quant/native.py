@@ -39,8 +39,7 @@ class NativeBlock:
         if offset not in self.held:
             e, quad = self.e, ir.VectorType(I32, 4)
             rows = [e.load(e.at(lane, offset), quad, 1) for lane in self.lanes]
-            tiles = [_side_by_side(e, rows[i::4]) for i in range(4)]
-            self.held[offset] = _turned(e, tiles)
+            self.held[offset] = e.transpose_quads([e.joined(rows[i::4]) for i in range(4)])
         return self.held[offset]
 
     def word(self, offset: int) -> Any:
@@ -148,28 +147,6 @@ class NativeBlock:
                     moved = b.lshr(four, e.constant(8 * i)) if i else four
                     found.append(b.and_(moved, e.constant(255)) if i < 3 else moved)
         return found
-
-
-def _side_by_side(e: Emitter, parts: list[Any]) -> Any:
-    """Vectors of four lanes as one vector."""
-    while len(parts) > 1:
-        width = range(2 * parts[0].type.count)
-        parts = [e.shuffle(parts[i], parts[i + 1], list(width)) for i in range(0, len(parts), 2)]
-    return parts[0]
-
-
-def _turned(e: Emitter, tiles: list[Any]) -> list[Any]:
-    """Tile j holds, four lanes each, rows j, j + 4, ...: vector i of the result holds lane i of every row in order."""
-    w = WIDTH
-
-    def unpack(x: Any, y: Any, pick: tuple[int, ...]) -> Any:
-        return e.shuffle(x, y, [lane + i for lane in range(0, w, 4) for i in pick])
-
-    low = (0, w, 1, w + 1)
-    high = (2, w + 2, 3, w + 3)
-    ab, cd = ([unpack(tiles[i], tiles[i + 1], pick) for pick in (low, high)] for i in (0, 2))
-    even, odd = (0, 1, w, w + 1), (2, 3, w + 2, w + 3)
-    return [unpack(ab[i // 2], cd[i // 2], odd if i % 2 else even) for i in range(4)]
 
 
 class NativeWalk(Walk):

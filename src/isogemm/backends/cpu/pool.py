@@ -38,8 +38,8 @@ from .emit.atomics import (
     lock_taken,
     pause,
 )
+from .emit.entries import call
 from .emit.scalars import poke64
-from .gemm.routines import call3
 
 # Control words, a cache line apart where threads write them. Of a worker's own line the second word is its lock.
 TICKET, FINISHED, FUNCTION, TASKS, SCRATCH, STRIDE = 0, 8, 16, 17, 18, 19
@@ -74,7 +74,7 @@ def _work(control, slot):
             continue
         # The task cannot end before this chunk is counted, so its words are stable here.
         scratch = atomic_load(control + SCRATCH * 8) + slot * atomic_load(control + STRIDE * 8)
-        call3(atomic_load(control + FUNCTION * 8), atomic_load(control + TASKS * 8), word & MASK, scratch)
+        call(atomic_load(control + FUNCTION * 8), atomic_load(control + TASKS * 8), word & MASK, scratch)
         atomic_add(control + FINISHED * 8, 1)
 
 
@@ -161,14 +161,14 @@ def run_part(control, threads, scratch, stride, function, tasks, chunks):
     saved = enter_default_rounding()
     if threads > 1:
         _publish(control, threads, scratch, stride, function, tasks, chunks)
-        call3(function, tasks, 0, scratch)
+        call(function, tasks, 0, scratch)
         atomic_add(control + FINISHED * 8, 1)
         _work(control, 0)
         while atomic_load(control + FINISHED * 8) < chunks:
             pause()
     else:
         for chunk in range(chunks):
-            call3(function, tasks, chunk, scratch)
+            call(function, tasks, chunk, scratch)
     leave_default_rounding(saved)
 
 

@@ -11,10 +11,10 @@ from numba import types
 
 from ....base.jit import njit
 from ..emit import descriptor as f
+from ..emit.entries import call
 from ..emit.scalars import epilogue_tile, peek32, peek32_at, poke32, poke32_at
 from ..emit.vectors import CACHE_LINE, FLOAT32
 from .micro import HALF, MR, NEXT_PANEL, NEXT_ROWS, NR, UNROLL, WIDTH
-from .routines import call7, call10
 
 TILE_BYTES = 4 * MR * NR
 PAD = 256  # stores of whole vectors may run past a panel's end
@@ -30,7 +30,7 @@ def pack_columns(d, dst, j0, columns, p0, kb):
             count = min(WIDTH, columns - j - v)
             if count > 0:
                 src = d[f.B] + (j0 + j + v) * d[f.B_CS] + p0 * d[f.B_RS]
-                call7(d[f.PACK_B], panel + v * 4, step, src, d[f.B_CS], d[f.B_RS], kb, count)
+                call(d[f.PACK_B], panel + v * 4, step, src, d[f.B_CS], d[f.B_RS], kb, count)
             else:
                 for kk in range(kb):
                     for lane in range(NR - v):
@@ -48,16 +48,16 @@ def pack_rows(d, dst, i0, rows, p0, kb):
         panel = dst + first * kb * 4
         for v in range(0, count, WIDTH):
             src = d[f.A] + (i0 + first + v) * d[f.A_RS] + p0 * d[f.A_CS]
-            call7(d[f.PACK_A], panel + v * 4, count * 4, src, d[f.A_RS], d[f.A_CS], kb, min(WIDTH, count - v))
+            call(d[f.PACK_A], panel + v * 4, count * 4, src, d[f.A_RS], d[f.A_CS], kb, min(WIDTH, count - v))
 
 
 @njit
 def _tile(d, routine, rows, kb, a, b, b_rs, c, c_rs, flags):
     """One register tile: A in place, or in a panel of `rows` rows."""
     if d[f.A_MODE] == f.A_IN_PLACE:
-        call10(routine, rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, flags)
+        call(routine, rows, kb, a, d[f.A_RS], d[f.A_CS], b, b_rs, c, c_rs, flags)
     else:
-        call10(routine, rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, flags)
+        call(routine, rows, kb, a, 4, 4 * rows, b, b_rs, c, c_rs, flags)
 
 
 @njit

@@ -10,12 +10,10 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
 
 from ..emit.entries import address_of
-from ..emit.vectors import FLOAT32, I64
+from ..emit.vectors import FLOAT32
 from .gemv import gemv_groups, gemv_tile
 from .micro import HALF, NR, tile
 from .pack import pack_lines
@@ -99,38 +97,3 @@ _MAKERS: dict[str, Callable[[int], Callable[..., Any]]] = {
     "panels": _panels,
     "stream": _stream,
 }
-
-
-def _call(builder: Any, args: Any) -> None:
-    kind = ir.FunctionType(ir.VoidType(), [I64] * (len(args) - 1))
-    builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
-
-
-@intrinsic
-def call3(typingctx, function, a, b, c):
-    """void (*function)(i64 x 3)."""
-
-    def codegen(context, builder, signature, args):
-        _call(builder, args)
-
-    return types.void(*[types.int64] * 4), codegen
-
-
-@intrinsic
-def call7(typingctx, function, a, b, c, d, e, f, g):
-    """void (*function)(i64 x 7)."""
-
-    def codegen(context, builder, signature, args):
-        _call(builder, args)
-
-    return types.void(*[types.int64] * 8), codegen
-
-
-@intrinsic
-def call10(typingctx, function, a, b, c, d, e, f, g, h, i, j):
-    """void (*function)(i64 x 10)."""
-
-    def codegen(context, builder, signature, args):
-        _call(builder, args)
-
-    return types.void(*[types.int64] * 11), codegen

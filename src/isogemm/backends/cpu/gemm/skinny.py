@@ -6,13 +6,13 @@ from numba import types
 
 from ....base.jit import njit
 from ..emit import descriptor as f
+from ..emit.entries import call
 from ..emit.scalars import as_bits, epilogue_tile, load_element, peek32, poke32, poke32_at, round_row
 from ..emit.vectors import FLOAT32
 from .facts import FEW_ROWS
 from .gemv import GROUP
 from .micro import NR, WIDTH
 from .quads import IN_CACHE
-from .routines import call7, call10
 from .stream import ASKS, DEPTH, NEAR_BYTES
 
 LINE = 16  # fp32 in a cache line
@@ -35,7 +35,7 @@ def _inputs(d, m0, rows, scratch, ready):
         source, target = d[f.A] + (m0 + i) * d[f.A_RS], scratch + i * stride
         if d[f.A_CS] == size:
             # A widening copy: the packing of adjacent lines, a vector of k at a time.
-            call7(d[f.PACK_A], target, WIDTH * 4, source, size, WIDTH * size, whole, WIDTH)
+            call(d[f.PACK_A], target, WIDTH * 4, source, size, WIDTH * size, whole, WIDTH)
         for kk in range(whole * WIDTH if d[f.A_CS] == size else 0, k):
             poke32(target + kk * 4, as_bits(load_element(source + kk * d[f.A_CS], d[f.A_E])))
     return scratch, stride
@@ -67,17 +67,17 @@ def few_rows(d, m0, m1, n0, n1, scratch, ready):
     elif d[f.STRATEGY] == f.QUADS:
         w = d[f.B] + n0 * d[f.B_CS]
         start = d[f.START] | (IN_CACHE if d[f.SEEN] == 1 else d[f.FROM_MEMORY])
-        call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], columns, start)
+        call(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], columns, start)
     elif d[f.STRATEGY] == f.PANELS:
         w, start = d[f.B] + n0 * d[f.K] * _size(d), d[f.START]
         if d[f.SEEN] == 1:
             start |= IN_CACHE
-        call10(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.K], columns, start, 0)
+        call(d[f.FEW], rows, acc, acc_rs, x, x_rs, w, d[f.K], columns, start, 0)
     else:
         for j in range(0, columns, WIDTH):
             w, count = d[f.B] + (n0 + j) * d[f.B_CS], min(WIDTH, columns - j)
             if rows <= GROUP:
-                call10(d[f.FEW], rows, acc + j * 4, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], count, d[f.START])
+                call(d[f.FEW], rows, acc + j * 4, acc_rs, x, x_rs, w, d[f.B_CS], d[f.K], count, d[f.START])
             else:
                 _in_turns(d, rows, acc + j * 4, acc_rs, x, x_rs, w, count, turns)
     if d[f.PLAIN] == 0:
@@ -91,7 +91,7 @@ def _in_turns(d, rows, acc, acc_rs, x, x_rs, w, count, turns):
         for j in range(WIDTH):
             start = d[f.START] != 0 and j < count
             poke32_at(turns + i * WIDTH * 4, j, peek32(acc + i * acc_rs + j * 4) if start else 0)
-    call10(d[f.FEW], rows % GROUP, rows // GROUP, turns, x, x_rs, w, d[f.B_CS], d[f.K], count, 0)
+    call(d[f.FEW], rows % GROUP, rows // GROUP, turns, x, x_rs, w, d[f.B_CS], d[f.K], count, 0)
     for i in range(rows):
         round_row(turns + i * WIDTH * 4, count, acc + i * acc_rs, types.int64(4), types.int64(FLOAT32))
 
@@ -107,7 +107,7 @@ def _stream(d, rows, n0, columns, x, x_rs, acc, acc_rs):
         b, flags = d[f.B] + n0 * d[f.B_CS] + kk * d[f.B_RS], start | asks
         for i in range(0, rows, FEW_ROWS):
             to, of, some = acc + i * acc_rs, x + i * x_rs + kk * 4, min(FEW_ROWS, rows - i)
-            call10(d[f.FEW], some, deep, to, acc_rs, of, x_rs, b, d[f.B_RS], columns, flags)
+            call(d[f.FEW], some, deep, to, acc_rs, of, x_rs, b, d[f.B_RS], columns, flags)
             flags = start  # what was asked for once is on its way
         start = f.CONTINUES
         kk += DEPTH if deep != 0 else 1

@@ -12,11 +12,10 @@ from numba.core import types
 
 from ....base.jit import njit
 from ....formats.blocks import FORMATS
-from ..emit.entries import SEVEN_WORDS, address_of
+from ..emit.entries import SEVEN_WORDS, address_of, call
 from ..emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_ints
 from ..emit.scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, peek32, poke32, round_row
 from ..emit.vectors import FLOAT32
-from ..gemm.routines import call7
 from .records import multiply_out
 
 CODE = {name: code for code, name in enumerate(FORMATS)}
@@ -268,7 +267,7 @@ def dequantize_blocks(task, chunk, scratch):
         row, b = i // per_row, i % per_row
         source = task[SOURCE] + row * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
         out = task[OUT] + row * task[OUT_ROW] + b * block * size
-        call7(task[DECODER], source, q, s, t, floats, task[BLOCK_BYTES], 0)
+        call(task[DECODER], source, q, s, t, floats, task[BLOCK_BYTES], 0)
         d, o = as_float(peek32(floats)), as_float(peek32(floats + 4))
         if element == FLOAT32:
             _multiply(code, block, task[SUB], d, o, q, s, t, out)

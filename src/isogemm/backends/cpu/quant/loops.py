@@ -11,10 +11,9 @@ from numba.extending import intrinsic
 from ....base.jit import njit
 from ....formats.blocks import FORMATS
 from ..emit import descriptor as f
-from ..emit.entries import SEVEN_WORDS, address_of
+from ..emit.entries import SEVEN_WORDS, address_of, call
 from ..emit.scalars import epilogue_tile
 from ..emit.vectors import FLOAT32, define
-from ..gemm.routines import call7
 from .blocks import CODE
 from .dot import Walk
 from .floats import FloatWalk
@@ -66,9 +65,9 @@ def run_panels(task, chunk, scratch):
                 one_pass, x = w[ROUTINE + rows], w[RECORDS] + i * w[RECORD_ROW]
                 if direct and rows == 1 and columns == COLUMNS:  # sums are the result
                     out = d[f.OUT] + i * d[f.O_RS] + 4 * COLUMNS * p
-                    call7(one_pass, out, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW], 0)
+                    call(one_pass, out, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW], 0)
                 else:
-                    call7(one_pass, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW], 0)
+                    call(one_pass, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW], 0)
                     epilogue_tile(d, scratch + 4 * back, 64, i, rows, p * COLUMNS, columns)
                 i += rows
 
@@ -78,7 +77,7 @@ def write_values(task, chunk, scratch):
     w = carray(task, (WORDS,))[2 * f.FIELDS :]
     for p in range(chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])):
         panel = w[PANELS] + p * w[PANEL_BYTES]
-        call7(w[ROUTINE], w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0, 0)
+        call(w[ROUTINE], w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0, 0)
 
 
 @intrinsic(prefer_literal=True)

@@ -9,10 +9,10 @@ from numba import carray
 from numba.core import types
 
 from ....base.jit import njit
+from ..emit.entries import call
 from ..emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_floats, pointer_to_ints
 from ..emit.scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, load_element, peek32, poke32
 from ..emit.vectors import CANONICAL_NAN, FLOAT32
-from ..gemm.routines import call7
 from .blocks import Q2_K, put_half
 from .layout import COLUMNS
 from .records import codes_of, largest_of
@@ -60,7 +60,7 @@ def pack_panel(task, chunk, scratch):
         out = carray(pointer_to_bytes(task[OUT] + (chunk * task[BLOCKS] + b) * task[NBYTES]), (task[NBYTES],))
         for c in range(min(COLUMNS, task[N] - chunk * COLUMNS)):
             source = task[SOURCE] + (chunk * COLUMNS + c) * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
-            call7(task[DECODER], source, scratch, scratch + 256, scratch + 320, scratch + 384, task[BLOCK_BYTES], 0)
+            call(task[DECODER], source, scratch, scratch + 256, scratch + 320, scratch + 384, task[BLOCK_BYTES], 0)
             _put(task, q, c, out)
             put_half(out, task[D] + 2 * c, as_float(peek32(scratch + 384)))
             if task[OFFSET] < task[NBYTES]:

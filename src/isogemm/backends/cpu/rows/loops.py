@@ -17,11 +17,10 @@ from numba.extending import intrinsic
 from ....base.jit import njit
 from ....contract import rows as define
 from ....contract.arithmetic import fma
-from ..emit.entries import SEVEN_WORDS, address_of
+from ..emit.entries import SEVEN_WORDS, address_of, call
 from ..emit.pointers import pointer_to_floats, pointer_to_shorts
 from ..emit.scalars import as_bits, as_float, divide, half_to_float_bits, load_element, peek32_at, peek64, round_row
 from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
-from ..gemm.routines import call7
 
 # Words of a task array; the first eight are the pool's header. An operand has five: where its rows are, the step from
 # row to row in bytes (0: one row for all), whether that place is a table of the rows' addresses instead, the step from
@@ -397,7 +396,7 @@ def run_rows(task, chunk, scratch):
             _operand(task, FIRST, i, first, each)
         if task[SECOND] != 0 and (i == begin or task[SECOND + STEP] != 0):
             _operand(task, SECOND, i, second, each)
-        call7(task[KERNEL], scratch, n, task[EPSILON], task[FIRST] != 0, task[SECOND] != 0, 0, 0)
+        call(task[KERNEL], scratch, n, task[EPSILON], task[FIRST] != 0, task[SECOND] != 0, 0, 0)
         round_row(scratch + 4 * LANES, width, task[OUT] + i * width * size, size, element)
 
 

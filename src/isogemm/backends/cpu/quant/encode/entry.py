@@ -6,10 +6,9 @@ from numba import carray
 from numba.core import types
 
 from .....base.jit import njit
-from ...emit.entries import SEVEN_WORDS, address_of
+from ...emit.entries import SEVEN_WORDS, address_of, call
 from ...emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_floats, pointer_to_ints
 from ...emit.scalars import load_element, peek64, poke64
-from ...gemm.routines import call7
 from .. import blocks
 from ..blocks import finite
 from . import long, short
@@ -115,6 +114,6 @@ def quantize_blocks(task, chunk, scratch):
         if not good:
             poke64(task[blocks.FLAG], NOT_FINITE)
         else:
-            call7(task[blocks.DECODER], scratch + X_AT, out, work, task[blocks.BLOCK_BYTES], 0, 0, 0)
+            call(task[blocks.DECODER], scratch + X_AT, out, work, task[blocks.BLOCK_BYTES], 0, 0, 0)
             if peek64(work) == 0:
                 poke64(task[blocks.FLAG], OVERFLOW)

@@ -17,13 +17,18 @@ from numba.extending import intrinsic
 
 from .jit import njit
 
-# Elsewhere the control word is left alone.
+X86 = platform.machine().lower() in ("x86_64", "amd64")  # elsewhere the control word is left alone
+_DEFAULTS = 0x1F80
 _MODES = 0xFFC0  # the control word without what it remembers of past operations
-X86 = platform.machine().lower() in ("x86_64", "amd64")
+_WORD = ir.IntType(32)
 
 
-def _declare(builder: Any, name: str, result: Any, arguments: list[Any]) -> Any:
-    return cgutils.get_or_insert_function(builder.module, ir.FunctionType(result, arguments), name)
+def _control(builder: Any, instruction: str, slot: Any) -> None:
+    """Store the control word into a slot of the stack (``stmxcsr``), or take it from there (``ldmxcsr``)."""
+    pointer = ir.PointerType(ir.IntType(8))
+    kind = ir.FunctionType(ir.VoidType(), [pointer])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.sse.{instruction}")
+    builder.call(function, [builder.bitcast(slot, pointer)])
 
 
 @intrinsic
@@ -36,13 +41,11 @@ def enter_default_rounding(typingctx):
     def codegen(context, builder, signature, args):
         if not X86:
             return ir.Constant(ir.IntType(64), 0)
-        slot = builder.alloca(ir.IntType(32))
-        pointer = builder.bitcast(slot, ir.PointerType(ir.IntType(8)))
-        kind = [ir.PointerType(ir.IntType(8))]
-        builder.call(_declare(builder, "llvm.x86.sse.stmxcsr", ir.VoidType(), kind), [pointer])
-        saved = builder.load(slot, typ=ir.IntType(32))
-        builder.store(ir.Constant(ir.IntType(32), 0x1F80), slot)
-        builder.call(_declare(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), kind), [pointer])
+        slot = builder.alloca(_WORD)
+        _control(builder, "stmxcsr", slot)
+        saved = builder.load(slot, typ=_WORD)
+        builder.store(ir.Constant(_WORD, _DEFAULTS), slot)
+        _control(builder, "ldmxcsr", slot)
         return builder.zext(saved, ir.IntType(64))
 
     return types.int64(), codegen
@@ -55,11 +58,9 @@ def leave_default_rounding(typingctx, saved):
     def codegen(context, builder, signature, args):
         if not X86:
             return
-        slot = builder.alloca(ir.IntType(32))
-        builder.store(builder.trunc(args[0], ir.IntType(32)), slot)
-        pointer = builder.bitcast(slot, ir.PointerType(ir.IntType(8)))
-        kind = [ir.PointerType(ir.IntType(8))]
-        builder.call(_declare(builder, "llvm.x86.sse.ldmxcsr", ir.VoidType(), kind), [pointer])
+        slot = builder.alloca(_WORD)
+        builder.store(builder.trunc(args[0], _WORD), slot)
+        _control(builder, "ldmxcsr", slot)
 
     return types.void(types.int64), codegen
 
@@ -78,7 +79,7 @@ def _leave(saved):
 def _differs():
     saved = enter_default_rounding()
     leave_default_rounding(saved)
-    return saved != 0 and (saved ^ 0x1F80) & _MODES != 0
+    return saved != 0 and (saved ^ _DEFAULTS) & _MODES != 0
 
 
 def flushes() -> bool:

@@ -32,20 +32,22 @@ def fma(typing: Any, x: Any, y: Any, z: Any) -> Any:
     return f32(f32, f32, f32), codegen
 
 
-def _reinterpret(source: Any, target: Any) -> Any:
+def reinterpret(source: Any, target: Any) -> Any:
+    """The number of type `target` that has the bits of one of type `source`, as a function of compiled code."""
+
     @intrinsic  # type: ignore[untyped-decorator]
-    def reinterpret(typing: Any, x: Any) -> Any:
+    def other(typing: Any, x: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             return builder.bitcast(args[0], context.get_value_type(target))
 
         return target(source), codegen
 
-    return reinterpret
+    return other
 
 
-_bits32 = _reinterpret(types.float32, types.int32)
-_bits64 = _reinterpret(types.float64, types.int64)
-_double = _reinterpret(types.int64, types.float64)
+_bits32 = reinterpret(types.float32, types.int32)
+_bits64 = reinterpret(types.float64, types.int64)
+_double = reinterpret(types.int64, types.float64)
 
 
 @njit

@@ -14,6 +14,7 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from ....base.jit import njit
+from ....contract.arithmetic import reinterpret
 from . import descriptor as f
 from .vectors import BFLOAT16, CANONICAL_NAN, FLOAT16, FLOAT32
 
@@ -77,24 +78,7 @@ peek64, poke64 = _memory(ir.IntType(64), False), _memory(ir.IntType(64), True)
 poke32, poke16 = _memory(ir.IntType(32), True), _memory(ir.IntType(16), True)
 
 
-@intrinsic
-def as_float(typingctx, bits):
-    """The fp32 with these bits."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.uint32), codegen
-
-
-@intrinsic
-def as_bits(typingctx, value):
-    """The bits of an fp32."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.uint32(types.float32), codegen
+as_float, as_bits = reinterpret(types.uint32, types.float32), reinterpret(types.float32, types.uint32)
 
 
 def _pinned(name: str) -> Any:

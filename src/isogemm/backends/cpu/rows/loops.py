@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from functools import cache
 
-from llvmlite import ir
 from numba import carray
-from numba.core import cgutils, types
+from numba.core import types
 from numba.extending import intrinsic
 
 from ....base.jit import njit
@@ -20,7 +19,7 @@ from ....contract.arithmetic import fma
 from ..emit.entries import SEVEN_WORDS, address_of, call
 from ..emit.pointers import pointer_to_floats, pointer_to_shorts
 from ..emit.scalars import as_bits, as_float, divide, half_to_float_bits, load_element, peek32_at, peek64, round_row
-from ..emit.vectors import BFLOAT16, FLOAT16, FLOAT32
+from ..emit.vectors import BFLOAT16, F32, FLOAT16, FLOAT32, declare
 
 # Words of a task array; the first eight are the pool's header. An operand has five: where its rows are, the step from
 # row to row in bytes (0: one row for all), whether that place is a table of the rows' addresses instead, the step from
@@ -49,9 +48,7 @@ def square_root(typingctx, x):
     """Correctly rounded."""
 
     def codegen(context, builder, signature, args):
-        f32 = ir.FloatType()
-        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(f32, [f32]), "llvm.sqrt.f32")
-        return builder.call(function, args)
+        return builder.call(declare(builder.module, "llvm.sqrt.f32", F32, [F32]), args)
 
     return types.float32(types.float32), codegen
 
@@ -74,26 +71,26 @@ _larger, _smaller = _chosen(">"), _chosen("<")
 
 @njit
 def _parts(x):
-    """exp(x) without its scale 2**k, and a number whose low bits are k; NaN stays."""
+    """exp(x) without its scale 2**k, and k + SHIFT, whose low bits are k; NaN stays."""
     t = fma(x, LOG2E, SHIFT)
     k = t - SHIFT
     r = fma(k, -LN2_HIGH, x)
     r = fma(k, -LN2_LOW, r)
     p = fma(fma(fma(fma(fma(E6, r, E5), r, E4), r, E3), r, E2), r, E1)
-    return fma(p, r * r, r) + ONE, as_bits(t)
+    return fma(p, r * r, r) + ONE, t
 
 
 @njit
-def _power_of_two(k, bias):
-    return as_float(types.uint32((k << types.uint32(23)) + types.uint32(bias << 23)))
+def _power_of_two(t, bias):
+    return as_float(types.uint32((as_bits(t) << types.uint32(23)) + types.uint32(bias << 23)))
 
 
 @njit
 def _one_and_exp(x):
     """1 + exp(x). One product is left of the scale: of half of it, which is finite wherever the exponential is."""
     low = BESIDE_ONE if x < BESIDE_ONE else x
-    y, k = _parts(EXP_MOST if low > EXP_MOST else low)
-    y = y * _power_of_two(k, 126) * TWO
+    y, t = _parts(EXP_MOST if low > EXP_MOST else low)
+    y = y * _power_of_two(t, 126) * TWO
     return ONE + (INFINITY if x > EXP_MOST else y)
 
 
@@ -108,8 +105,8 @@ def _powers(row, n, top, lanes, powers):
             d = part[lane] - top
             inside = ZERO if d < EXP_LEAST else d
             lanes[lane] = _smaller(inside, lanes[lane])
-            y, k = _parts(inside)
-            y = y * _power_of_two(k, 127)
+            y, t = _parts(inside)
+            y = y * _power_of_two(t, 127)
             to[lane] = ZERO if d < EXP_LEAST else y
     half = LANES // 2
     while half > 0:
@@ -126,12 +123,8 @@ def _powers(row, n, top, lanes, powers):
 def _exp(x):
     low = x if x >= EXP_LEAST else EXP_LEAST  # NaN too
     inside = low if low <= EXP_MOST else EXP_MOST
-    k = fma(inside, LOG2E, SHIFT) - SHIFT
-    r = fma(k, -LN2_HIGH, inside)
-    r = fma(k, -LN2_LOW, r)
-    p = fma(fma(fma(fma(fma(E6, r, E5), r, E4), r, E3), r, E2), r, E1)
-    y = fma(p, r * r, r) + ONE
-    whole = types.int32(k)
+    y, t = _parts(inside)
+    whole = types.int32(t - SHIFT)
     half = whole >> types.int32(1)
     y = y * as_float(types.uint32((half + types.int32(127)) << types.int32(23)))
     y = y * as_float(types.uint32((whole - half + types.int32(127)) << types.int32(23)))

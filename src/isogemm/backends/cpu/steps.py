@@ -39,6 +39,11 @@ def _floats(task, place, count):
     return carray(pointer_to_floats(task[ADDRESSES + place]), (count,))
 
 
+@njit(inline="always")
+def _row(task, place, i, n):
+    return carray(pointer_to_floats(task[ADDRESSES + place] + 4 * n * i), (n,))
+
+
 @njit
 def _part(task, place, begin, end):
     return carray(pointer_to_floats(task[ADDRESSES + place] + 4 * begin), (end - begin,))
@@ -61,8 +66,7 @@ def _range(task, chunk):
 def _copy(task, row, place, to):
     """Row `row` of the first array into row `to` of array `place`."""
     n = task[WIDTH]
-    x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * row), (n,))
-    out = carray(pointer_to_floats(task[ADDRESSES + place] + 4 * n * to), (n,))
+    x, out = _row(task, 0, row, n), _row(task, place, to, n)
     for j in range(n):
         out[j] = x[j]
 
@@ -208,58 +212,38 @@ def _padded(scratch, n):
     return lanes, row
 
 
-def rms_norm_back(task, chunk, scratch):
-    """dx, and dy * h whose sum over the rows is dw, by rows."""
-    task = carray(task, (WORDS,))
-    n, eps = task[WIDTH], as_float(types.uint32(task[NUMBER]))
-    lanes, row = _padded(scratch, n)
-    w = _floats(task, 2, n)
-    begin, end = _range(task, chunk)
-    for i in range(begin, end):
-        dy = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        x = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * i), (n,))
-        dx = carray(pointer_to_floats(task[ADDRESSES + 3] + 4 * n * i), (n,))
-        terms = carray(pointer_to_floats(task[ADDRESSES + 4] + 4 * n * i), (n,))
-        for j in range(n):
-            row[j] = x[j] * x[j]
-        r = divide(ONE, square_root(divide(_lane_sum(row, lanes), types.float32(n)) + eps))
-        for j in range(n):
-            h = x[j] * r
-            row[j] = (dy[j] * w[j]) * h
-            terms[j] = dy[j] * h
-        mean = divide(_lane_sum(row, lanes), types.float32(n))
-        for j in range(n):
-            dx[j] = (dy[j] * w[j] - (x[j] * r) * mean) * r
+def _norm_back(centered):
+    def norm_back(task, chunk, scratch):
+        """dx, and dy * h whose sum over the rows is dw, by rows; layer_norm's of x - mean(x), and dx centered."""
+        task = carray(task, (WORDS,))
+        n, eps = task[WIDTH], as_float(types.uint32(task[NUMBER]))
+        lanes, row = _padded(scratch, n)
+        w, count = _floats(task, 2, n), types.float32(n)
+        begin, end = _range(task, chunk)
+        for i in range(begin, end):
+            dy, x = _row(task, 0, i, n), _row(task, 1, i, n)
+            dx, terms = _row(task, 3, i, n), _row(task, 4, i, n)
+            middle = centre = ZERO
+            if centered:
+                for j in range(n):
+                    row[j] = x[j]
+                middle = divide(_lane_sum(row, lanes), count)
+            for j in range(n):
+                row[j] = (x[j] - middle) * (x[j] - middle)
+            r = divide(ONE, square_root(divide(_lane_sum(row, lanes), count) + eps))
+            if centered:
+                for j in range(n):
+                    row[j] = dy[j] * w[j]
+                centre = divide(_lane_sum(row, lanes), count)
+            for j in range(n):
+                h = (x[j] - middle) * r
+                row[j] = (dy[j] * w[j]) * h
+                terms[j] = dy[j] * h
+            mean = divide(_lane_sum(row, lanes), count)
+            for j in range(n):
+                dx[j] = ((dy[j] * w[j] - centre) - ((x[j] - middle) * r) * mean) * r
 
-
-def layer_norm_back(task, chunk, scratch):
-    """dx, and dy * h whose sum over the rows is dw, by rows: `rms_norm_back` of x - mean(x), and dx centered."""
-    task = carray(task, (WORDS,))
-    n, eps = task[WIDTH], as_float(types.uint32(task[NUMBER]))
-    lanes, row = _padded(scratch, n)
-    w, count = _floats(task, 2, n), types.float32(n)
-    begin, end = _range(task, chunk)
-    for i in range(begin, end):
-        dy = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        x = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * i), (n,))
-        dx = carray(pointer_to_floats(task[ADDRESSES + 3] + 4 * n * i), (n,))
-        terms = carray(pointer_to_floats(task[ADDRESSES + 4] + 4 * n * i), (n,))
-        for j in range(n):
-            row[j] = x[j]
-        middle = divide(_lane_sum(row, lanes), count)
-        for j in range(n):
-            row[j] = (x[j] - middle) * (x[j] - middle)
-        r = divide(ONE, square_root(divide(_lane_sum(row, lanes), count) + eps))
-        for j in range(n):
-            row[j] = dy[j] * w[j]
-        centre = divide(_lane_sum(row, lanes), count)
-        for j in range(n):
-            h = (x[j] - middle) * r
-            row[j] = (dy[j] * w[j]) * h
-            terms[j] = dy[j] * h
-        mean = divide(_lane_sum(row, lanes), count)
-        for j in range(n):
-            dx[j] = ((dy[j] * w[j] - centre) - ((x[j] - middle) * r) * mean) * r
+    return norm_back
 
 
 def row_dot(task, chunk, scratch):
@@ -270,8 +254,7 @@ def row_dot(task, chunk, scratch):
     out = _floats(task, 2, task[TOTAL])
     begin, end = _range(task, chunk)
     for i in range(begin, end):
-        x = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        y = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * i), (n,))
+        x, y = _row(task, 0, i, n), _row(task, 1, i, n)
         for j in range(n):
             row[j] = x[j] * y[j]
         out[i] = _lane_sum(row, lanes)
@@ -294,8 +277,7 @@ def attention_steps(task, chunk, scratch):
     begin, end = _range(task, chunk)
     for i in range(begin, end):
         seen = (i % task[FIRST]) // task[SECOND] + 1
-        s = carray(pointer_to_floats(task[ADDRESSES] + 4 * n * i), (n,))
-        dp = carray(pointer_to_floats(task[ADDRESSES + 1] + 4 * n * i), (n,))
+        s, dp = _row(task, 0, i, n), _row(task, 1, i, n)
         inverse = ZERO if total[i] == ZERO else divide(ONE, total[i])
         u = ZERO if m[i] == -INFINITY else m[i]
         for j in range(seen):
@@ -389,7 +371,7 @@ def broken(spans, which, pattern):
 KERNELS = {
     "zero": zero, "add": add, "take": take, "put": put, "visible": visible, "scatter": scatter, "columns": columns,
     "spread": spread, "leaf_columns": leaf_columns, "gelu": gelu, "gelu_back": gelu_back,
-    "silu_mul_back": silu_mul_back, "rms_norm_back": rms_norm_back, "layer_norm_back": layer_norm_back,
+    "silu_mul_back": silu_mul_back, "rms_norm_back": _norm_back(False), "layer_norm_back": _norm_back(True),
     "row_dot": row_dot, "attention_steps": attention_steps, "loss": loss, "loss_back": loss_back, "adamw": adamw,
 }  # fmt: skip
 

@@ -21,8 +21,8 @@ from .records import multiply_out
 CODE = {name: code for code, name in enumerate(FORMATS)}
 """The loops' number of a format."""
 
-F32, F16, BF16, Q8_0, Q5_0, Q5_1, Q4_0, Q4_1, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, Q8_K = range(14)
-assert [CODE[n] for n in ("F32", "BF16", "Q8_0", "Q4_1", "Q2_K", "Q6_K", "Q8_K")] == [0, 2, 3, 7, 8, 12, 13]
+Q2_K = CODE["Q2_K"]
+WITH_OFFSET = tuple(CODE[fmt.name] for fmt in FORMATS.values() if fmt.offset)
 
 # Words of a task array, after the pool's header: what to do for blocks [chunk * PER_CHUNK, ...) of all rows' blocks.
 FORMAT, BLOCK, BLOCK_BYTES, SUB, COUNT, PER_CHUNK, PER_ROW = range(8, 15)
@@ -232,21 +232,15 @@ def decoder(name: str) -> int:
 
 
 @njit
-def has_offset(code):
-    """Whether blocks have an o."""
-    return code in (Q4_1, Q5_1, Q2_K, Q4_K, Q5_K)
-
-
-@njit
 def _multiply(code, block, sub, d, o, q, s, t, x):
     """`multiply_out` by the constants of a format, which its vector code is made for."""
     if block == 32:
-        if has_offset(code):
+        if code in WITH_OFFSET:
             multiply_out(32, 32, 1, d, o, q, s, t, x)
         else:
             multiply_out(32, 32, 0, d, o, q, s, t, x)
     elif sub == 16:
-        if has_offset(code):
+        if code in WITH_OFFSET:
             multiply_out(256, 16, 1, d, o, q, s, t, x)
         else:
             multiply_out(256, 16, 0, d, o, q, s, t, x)

@@ -44,7 +44,7 @@ def _put(task, q, column, out):
             if task[NIBBLE] >= 0:
                 out[at + task[NIBBLE] + 64 * (g & 3)] |= types.uint8((code & 15) << (4 * (g >> 2)))
             if task[PAIR] >= 0:
-                high = code >> 4 if low == 4 and task[NIBBLE] >= 0 else code
+                high = code >> 4 if low == 4 else code
                 out[at + task[PAIR] + 64 * (g >> 2)] |= types.uint8((high & 3) << (2 * (g & 3)))
             if task[BIT] >= 0:
                 out[at + task[BIT]] |= types.uint8(((code >> low) & 1) << g)

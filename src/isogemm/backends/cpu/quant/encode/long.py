@@ -194,12 +194,13 @@ def _all_finite(x, count):
 
 
 @njit
-def _store_pairs(p, at, codes):
+def _store_pairs(p, at, codes, low):
+    """Bits `low` and `low` + 1: pair g of byte j is of code 32 g + j of each half."""
     for chunk in range(2):
         for j in range(32):
             byte = 0
             for g in range(4):
-                byte |= (types.int32(codes[128 * chunk + 32 * g + j]) & 3) << (2 * g)
+                byte |= ((types.int32(codes[128 * chunk + 32 * g + j]) >> low) & 3) << (2 * g)
             p[at + 32 * chunk + j] = types.uint8(byte)
 
 
@@ -232,7 +233,7 @@ def q2(x, p, codes, trial, scales, mins, weights, s, t):
         p[j] = types.uint8((s[j] | (t[j] << 4)) & 255)
         s[j], t[j] = types.int32(p[j] & 15), types.int32(p[j] >> 4)
     _round_again(x, codes, 16, d, o, s, t, 0, 3, 0)
-    _store_pairs(p, 16, codes)
+    _store_pairs(p, 16, codes, 0)
     return finite(d) and finite(o) and _all_finite(scales, 16) and _all_finite(mins, 16)
 
 
@@ -258,7 +259,7 @@ def q3(x, p, codes, trial, scales, mins, weights, s, t):
         t[j] = 0
     _round_again(x, codes, 16, d, ZERO, s, t, -4, 3, 4)
     _store_high(p, 0, codes, 2)
-    _store_pairs(p, 32, codes)
+    _store_pairs(p, 32, codes, 0)
     return finite(d) and _all_finite(scales, 16)
 
 
@@ -318,12 +319,9 @@ def q6(x, p, codes, trial, scales, mins, weights, s, t):
         p[192 + j] = types.uint8(s[j] & 255)
         s[j], t[j] = types.int32(types.int8(p[192 + j])), 0
     _round_again(x, codes, 16, d, ZERO, s, t, -32, 31, 32)
+    _store_pairs(p, 128, codes, 4)
     for chunk in range(2):
         for j in range(32):
-            byte = 0
-            for g in range(4):
-                byte |= (types.int32(codes[128 * chunk + 32 * g + j]) >> 4) << (2 * g)
-            p[128 + 32 * chunk + j] = types.uint8(byte)
             for g in range(2):
                 low = types.int32(codes[128 * chunk + 32 * g + j]) & 15
                 high = types.int32(codes[128 * chunk + 64 + 32 * g + j]) & 15

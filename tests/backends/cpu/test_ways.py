@@ -8,6 +8,7 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+from numba import types
 from numba.extending import intrinsic
 from tests.products import F32, assert_same, product, values
 
@@ -34,11 +35,14 @@ def walk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Cal
     monkeypatch.setattr(quads, "FROM_MEMORY", 2 if quads.GOES_ON else quads.BLOCKS[1])
 
     # Anew: Numba keeps what it has made of an intrinsic, here the first processor's way, for all that follow.
-    strips = intrinsic(prefer_literal=True)(quads.quad_strips._defn)
+    @intrinsic
+    def strips(typingctx, rows, out, out_rs, x, x_rs, w, line, k, columns, flags):
+        code = quads.quad_strips(0)
+        return types.void(*[types.int64] * 10), lambda context, builder, signature, args: code(builder, args)
 
     @numba.njit
     def routine(rows, out, out_rs, x, x_rs, w, line, k, columns, flags):
-        strips(0, rows, out, out_rs, x, x_rs, w, line, k, columns, flags)
+        strips(rows, out, out_rs, x, x_rs, w, line, k, columns, flags)
 
     return routine
 

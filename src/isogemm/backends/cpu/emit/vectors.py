@@ -310,21 +310,23 @@ def switch_over(builder: Any, selector: Value, routines: dict[int, Value], args:
     builder.position_at_end(end)
 
 
-def for_numbers(
-    name: str, numbers: Iterable[int], emit: Callable[..., None], *, constants: int = 1, width: int | None = None
-) -> Callable[..., None]:
-    """The code of an intrinsic whose arguments are `constants`, a number, and the rest.
+Code = Callable[[Any, Sequence[Value]], None]
+"""``code(builder, words)``: what emits a routine of 64-bit integers."""
 
-    It calls the routine for that number, one of `numbers`, whose body ``emit(emitter, number, rest)`` writes in vectors
-    of `width` lanes.
+
+def for_numbers(name: str, numbers: Iterable[int], emit: Callable[..., None], width: int | None = None) -> Code:
+    """The code of a routine whose first word is a number, one of `numbers`.
+
+    It calls a function of the other words for that number, whose body ``emit(emitter, number, words)`` writes in
+    vectors of `width` lanes.
     """
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Sequence[Value]) -> None:
-        number, *rest = args[constants:]
+    def code(builder: Any, words: Sequence[Value]) -> None:
+        number, *rest = words
         routines = {
             n: define(builder.module, f"{name}_{n}", len(rest), lambda e, *xs, n=n: emit(e, n, xs), width)
             for n in numbers
         }
         switch_over(builder, number, routines, rest)
 
-    return codegen
+    return code

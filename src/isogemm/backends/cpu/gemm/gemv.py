@@ -12,11 +12,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, I64, Emitter, for_numbers
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, I64, Code, Emitter, for_numbers
 
 WIDTH = target().width
 # Accumulators beside a transposed tile: 8 + 16 of 32 registers, 4 + 8 of 16.
@@ -88,7 +86,7 @@ def _emit_group(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> N
 
 def _emit_groups(e: Emitter, element: int, rest: int, args: tuple[Any, ...]) -> None:
     """GROUP rows `groups` times and `rest` more: accumulators [rows][width] in `acc`, zero or C on entry."""
-    groups, acc, x, x_rs, w, line, k, columns = args
+    groups, acc, x, x_rs, w, line, k, columns, _ = args
     line_bytes = WIDTH * F32_BYTES
 
     def turn(count: int, first: Any, kk: Any, tile_columns: list[Any]) -> None:
@@ -126,17 +124,17 @@ def store_columns(e: Emitter, value: Any, address: Any, columns: Any) -> None:
                 e.store(e.load(e.at(base, offset), F32), e.at(address, offset))
 
 
-@intrinsic(prefer_literal=True)
-def gemv_tile(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
-    """out[rows <= GROUP, columns] for one vector of weight rows; `element` is a constant of the compiled routine."""
-    code = element.literal_value
-    emit = for_numbers(f"isogemm_gemv_{code}", range(1, GROUP + 1), lambda e, n, xs: _emit_group(e, code, n, xs))
-    return types.void(element, *[types.int64] * 10), emit
+def gemv_tile(element: int) -> Code:
+    """out[rows <= GROUP, columns] for one vector of weight rows of a type of elements.
+
+    Words: rows, out, out_rs, x, x_rs, w, line, k, columns, load_c.
+    """
+    return for_numbers(f"isogemm_gemv_{element}", range(1, GROUP + 1), lambda e, n, xs: _emit_group(e, element, n, xs))
 
 
-@intrinsic(prefer_literal=True)
-def gemv_groups(typingctx, element, rest, groups, acc, x, x_rs, w, line, k, columns):
-    """acc[groups * GROUP + rest, width] for one vector of weight rows."""
-    code = element.literal_value
-    emit = for_numbers(f"isogemm_gemvs_{code}", range(GROUP), lambda e, n, xs: _emit_groups(e, code, n, xs))
-    return types.void(element, *[types.int64] * 9), emit
+def gemv_groups(element: int) -> Code:
+    """acc[groups * GROUP + rest, width] for one vector of weight rows.
+
+    Words: rest, groups, acc, x, x_rs, w, line, k, columns, 0.
+    """
+    return for_numbers(f"isogemm_gemvs_{element}", range(GROUP), lambda e, n, xs: _emit_groups(e, element, n, xs))

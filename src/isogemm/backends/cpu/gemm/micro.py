@@ -12,12 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from ..emit.descriptor import CONTINUES
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, for_numbers
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Code, Emitter, for_numbers
 
 MR, NR, WIDTH, MR_DIRECT = target().mr, target().nr, target().width, target().mr_direct
 HALF = NR // 2  # columns of the narrower tile
@@ -90,16 +88,13 @@ def _has(e: Emitter, flags: Any, flag: int) -> Any:
     return e.b.icmp_signed("!=", e.b.and_(flags, e.i64(flag)), e.i64(0))
 
 
-@intrinsic(prefer_literal=True)
-def tile(typingctx, columns, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
-    """A in panels [k][rows] (`packed`; its strides are ignored) or in place; B in rows of `element`s.
+def tile(columns: int, element: int, *, packed: bool) -> Code:
+    """A in panels [k][rows] (`packed`; its strides are ignored) or in place; B in rows of a type of elements.
 
-    These and `columns`, NR or HALF, are constants of the compiled routine; `rows` is at most MR, or MR_DIRECT in place.
+    `columns` is NR or HALF. Words: rows (at most MR, or MR_DIRECT in place), k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags.
     """
-    nr, is_packed, code = columns.literal_value, bool(packed.literal_value), element.literal_value
-    name, largest = ("packed", MR) if is_packed else ("direct", MR_DIRECT)
-    emit = for_numbers(
-        f"isogemm_tile_{name}_{code}_{nr}", range(1, largest + 1),
-        lambda e, n, xs: _emit_tile(e, n, nr, is_packed, code, xs), constants=3,
+    name, largest = ("packed", MR) if packed else ("direct", MR_DIRECT)
+    return for_numbers(
+        f"isogemm_tile_{name}_{element}_{columns}", range(1, largest + 1),
+        lambda e, n, xs: _emit_tile(e, n, columns, packed, element, xs),
     )  # fmt: skip
-    return types.void(columns, packed, element, *[types.int64] * 10), emit

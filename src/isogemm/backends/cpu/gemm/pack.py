@@ -8,13 +8,11 @@ Three walks, chosen by the layout: along k (transposing tiles of vectors), along
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from numba.core import types
-from numba.extending import intrinsic
-
 from ..emit.target import target
-from ..emit.vectors import ELEMENT_BYTES, F32_BYTES, Emitter, define
+from ..emit.vectors import ELEMENT_BYTES, F32_BYTES, Code, Emitter, define
 
 WIDTH = target().width
 PREFETCH_BYTES = 512  # ahead in each line, and on into the lines that come next
@@ -88,13 +86,14 @@ def _emit(e: Emitter, element: int, args: tuple[Any, ...]) -> None:
                 _emit_any(e, element, (dst, step, src, line, k_stride, k, rows))
 
 
-@intrinsic(prefer_literal=True)
-def pack_lines(typingctx, element, dst, step, src, line, k_stride, k, rows):
-    """At most one vector of lines into a panel; `element` is a constant of the compiled routine."""
-    code = element.literal_value
+def pack_lines(element: int) -> Code:
+    """At most one vector of lines of a type of elements into a panel.
 
-    def codegen(context, builder, signature, args):
-        routine = define(builder.module, f"isogemm_pack_{code}", 7, lambda e, *xs: _emit(e, code, xs))
-        builder.call(routine, args[1:])
+    Words: dst, step, src, line, k_stride, k, rows.
+    """
 
-    return types.void(element, *[types.int64] * 7), codegen
+    def code(builder: Any, words: Sequence[Any]) -> None:
+        routine = define(builder.module, f"isogemm_pack_{element}", 7, lambda e, *xs: _emit(e, element, xs))
+        builder.call(routine, words)
+
+    return code

@@ -11,11 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, for_numbers
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, Code, Emitter, define, for_numbers
 from .gemv import store_columns
 from .quads import distance
 from .turn import WAY
@@ -83,7 +81,7 @@ def _walk(e: Emitter, element: int, rows: int, panels: int, args: tuple[Any, ...
 
 
 def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
-    out, out_rs, x, x_rs, w, k, columns, load_c = args
+    out, out_rs, x, x_rs, w, k, columns, load_c, _ = args
     wide = PANELS[rows] * NR
     whole = e.b.and_(columns, e.i64(-wide))
     for first, end, panels in ((e.i64(0), whole, PANELS[rows]), (whole, columns, 1)):
@@ -95,9 +93,9 @@ def _emit(e: Emitter, element: int, rows: int, args: tuple[Any, ...]) -> None:
             e.b.call(walk, [e.at(out, e.times(j, F32_BYTES)), out_rs, x, x_rs, panel, k, left, load_c])
 
 
-@intrinsic(prefer_literal=True)
-def panel_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, k, columns, load_c):
-    """out[rows <= MAX_ROWS, columns] from the panel at `w` on; `element` is a constant of the compiled routine."""
-    code = element.literal_value
-    emit = for_numbers(f"isogemm_panels_{code}", range(1, MAX_ROWS + 1), lambda e, n, xs: _emit(e, code, n, xs))
-    return types.void(element, *[types.int64] * 9), emit
+def panel_strips(element: int) -> Code:
+    """out[rows <= MAX_ROWS, columns] from the panel at `w` on, of a type of elements.
+
+    Words: rows, out, out_rs, x, x_rs, w, k, columns, load_c, 0.
+    """
+    return for_numbers(f"isogemm_panels_{element}", range(1, MAX_ROWS + 1), lambda e, n, xs: _emit(e, element, n, xs))

@@ -16,11 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from ..emit.target import target
-from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, FLOAT32, I64, Emitter, for_numbers
+from ..emit.vectors import CACHE_LINE, ELEMENT_BYTES, F32, F32_BYTES, FLOAT32, I64, Code, Emitter, for_numbers
 from . import turn, wide
 from .turn import Asks
 
@@ -387,12 +385,12 @@ def _store_some(e: Emitter, places: list[Any], sums: list[list[Any]], skip: Any,
             e.store(e.load(e.at(base, offset), F32), e.at(place, offset))
 
 
-@intrinsic(prefer_literal=True)
-def quad_strips(typingctx, element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
-    """out[rows <= most_rows(element), columns] for any number of weight rows; `element` is a routine's constant."""
-    code = element.literal_value
-    emit = for_numbers(
-        f"isogemm_quads_{code}", range(1, most_rows(code) + 1), lambda e, n, xs: _Columns(e, code, n, xs).emit(),
-        width=lanes(code),
+def quad_strips(element: int) -> Code:
+    """out[rows <= most_rows(element), columns] for any number of weight rows of a type of elements.
+
+    Words: rows, out, out_rs, x, x_rs, w, line, k, columns, flags.
+    """
+    return for_numbers(
+        f"isogemm_quads_{element}", range(1, most_rows(element) + 1),
+        lambda e, n, xs: _Columns(e, element, n, xs).emit(), lanes(element),
     )  # fmt: skip
-    return types.void(element, *[types.int64] * 10), emit

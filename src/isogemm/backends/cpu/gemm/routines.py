@@ -10,10 +10,11 @@ from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
-from numba.core import types
+from numba.core import cgutils, types
+from numba.extending import intrinsic
 
-from ..emit.entries import address_of
-from ..emit.vectors import FLOAT32
+from ..emit.entries import SEVEN_WORDS, address_of
+from ..emit.vectors import FLOAT32, Code
 from .gemv import gemv_groups, gemv_tile
 from .micro import HALF, NR, tile
 from .pack import pack_lines
@@ -21,79 +22,55 @@ from .panels import panel_strips
 from .quads import quad_strips
 from .stream import stream_rows
 
-ARGUMENTS = {"pack": 7}  # of 64 bits; all others have 10
+# What emits the code of each kind, for a type of elements of B (of the packed operand for ``pack``). All but ``pack``
+# have ten words.
+_CODE: dict[str, Callable[[int], Code]] = {
+    "tile_packed": partial(tile, NR, packed=True),
+    "tile_direct": partial(tile, NR, packed=False),
+    "half_packed": partial(tile, HALF, packed=True),
+    "half_direct": partial(tile, HALF, packed=False),
+    "pack": pack_lines,
+    "gemv": gemv_tile,
+    "gemv_groups": gemv_groups,
+    "quads": quad_strips,
+    "panels": panel_strips,
+    "stream": stream_rows,
+}
+TEN_WORDS = types.void(*[types.int64] * 10)
 made: set[str] = set()
 """Kinds of routines for float32 that this process has."""
 
 
 @cache
 def routine(kind: str, element: int) -> int:
-    """Address of a routine for one element type of B (of the packed operand for ``pack``)."""
-    signature = types.void(*[types.int64] * ARGUMENTS.get(kind, 10))
-    address = address_of(_MAKERS[kind](element), signature, emitted=True)
+    """Address of a routine for one type of elements."""
+    function, signature = (_seven, SEVEN_WORDS) if kind == "pack" else (_ten, TEN_WORDS)
+    address = address_of(function(list(_CODE).index(kind), element), signature, emitted=True)
     if element == FLOAT32:
         made.add(kind)
     return address
 
 
-def _tile(columns: int, packed: int, element: int) -> Callable[..., Any]:
-    def register_tile(rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags):
-        tile(columns, packed, element, rows, k, a, a_rs, a_cs, b, b_rs, c, c_rs, flags)
+@intrinsic(prefer_literal=True)
+def _emitted(typingctx, kind, element, *words):
+    """The code of a kind of routine; its number and the type of elements are constants."""
+    code = list(_CODE.values())[kind.literal_value](element.literal_value)
 
-    return register_tile
+    def codegen(context, builder, signature, args):
+        code(builder, cgutils.unpack_tuple(builder, args[2]))
 
-
-def _pack(element: int) -> Callable[..., Any]:
-    def pack(dst, step, src, line, k_stride, k, rows):
-        pack_lines(element, dst, step, src, line, k_stride, k, rows)
-
-    return pack
+    return types.void(kind, element, types.UniTuple(types.int64, len(words))), codegen
 
 
-def _gemv(element: int) -> Callable[..., Any]:
-    def gemv(rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
-        gemv_tile(element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c)
+def _seven(kind: int, element: int) -> Callable[..., Any]:
+    def routine(a, b, c, d, e, f, g):
+        _emitted(kind, element, a, b, c, d, e, f, g)
 
-    return gemv
-
-
-def _gemv_groups(element: int) -> Callable[..., Any]:
-    def groups(rest, groups, acc, x, x_rs, w, line, k, columns, unused):
-        gemv_groups(element, rest, groups, acc, x, x_rs, w, line, k, columns)
-
-    return groups
+    return routine
 
 
-def _quads(element: int) -> Callable[..., Any]:
-    def quads(rows, out, out_rs, x, x_rs, w, line, k, columns, load_c):
-        quad_strips(element, rows, out, out_rs, x, x_rs, w, line, k, columns, load_c)
+def _ten(kind: int, element: int) -> Callable[..., Any]:
+    def routine(a, b, c, d, e, f, g, h, i, j):
+        _emitted(kind, element, a, b, c, d, e, f, g, h, i, j)
 
-    return quads
-
-
-def _panels(element: int) -> Callable[..., Any]:
-    def panels(rows, out, out_rs, x, x_rs, w, k, columns, load_c, unused):
-        panel_strips(element, rows, out, out_rs, x, x_rs, w, k, columns, load_c)
-
-    return panels
-
-
-def _stream(element: int) -> Callable[..., Any]:
-    def stream(rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c):
-        stream_rows(element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, load_c)
-
-    return stream
-
-
-_MAKERS: dict[str, Callable[[int], Callable[..., Any]]] = {
-    "tile_packed": partial(_tile, NR, 1),
-    "tile_direct": partial(_tile, NR, 0),
-    "half_packed": partial(_tile, HALF, 1),
-    "half_direct": partial(_tile, HALF, 0),
-    "pack": _pack,
-    "gemv": _gemv,
-    "gemv_groups": _gemv_groups,
-    "quads": _quads,
-    "panels": _panels,
-    "stream": _stream,
-}
+    return routine

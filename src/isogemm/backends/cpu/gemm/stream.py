@@ -7,15 +7,14 @@ Contract: ``fma/chain``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
 
 from ..emit.descriptor import CONTINUES
 from ..emit.target import target
-from ..emit.vectors import ELEMENT_BYTES, F32, F32_BYTES, Emitter, define, switch_over
+from ..emit.vectors import ELEMENT_BYTES, F32, F32_BYTES, I64, Code, Emitter, define, switch_over
 from .facts import FEW_ROWS
 from .gemv import store_columns
 
@@ -62,20 +61,21 @@ def _emit(e: Emitter, element: int, rows: int, depth: int, args: tuple[Any, ...]
         strip(whole, rest, asks=False)
 
 
-@intrinsic(prefer_literal=True)
-def stream_rows(typingctx, element, rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, flags):
-    """DEPTH rows of B (one when `deep` is 0) into `rows` accumulator rows; `element` is a constant of the routine."""
-    code = element.literal_value
+def stream_rows(element: int) -> Code:
+    """DEPTH rows of B of a type of elements, or one when `deep` is 0, into `rows` accumulator rows.
 
-    def codegen(context, builder, signature, args):
+    Words: rows, deep, acc, acc_rs, x, x_rs, b, b_rs, columns, flags.
+    """
+
+    def code(builder: Any, words: Sequence[Any]) -> None:
+        rows, deep, *rest = words
         routines = {}
         for n in range(1, FEW_ROWS + 1):
-            for deep, depth in ((0, 1), (1, DEPTH)):
-                name = f"isogemm_stream_{code}_{n}_{depth}"
-                routines[2 * n + deep] = define(
-                    builder.module, name, 8, lambda e, *xs, n=n, depth=depth: _emit(e, code, n, depth, xs)
+            for is_deep, depth in ((0, 1), (1, DEPTH)):
+                name = f"isogemm_stream_{element}_{n}_{depth}"
+                routines[2 * n + is_deep] = define(
+                    builder.module, name, 8, lambda e, *xs, n=n, depth=depth: _emit(e, element, n, depth, xs)
                 )
-        two = ir.Constant(args[1].type, 2)
-        switch_over(builder, builder.add(builder.mul(args[1], two), args[2]), routines, args[3:])
+        switch_over(builder, builder.add(builder.mul(rows, ir.Constant(I64, 2)), deep), routines, rest)
 
-    return types.void(element, *[types.int64] * 10), codegen
+    return code

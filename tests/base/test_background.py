@@ -56,6 +56,22 @@ def test_threads_end_with_the_work_and_outlive_an_exception(crew, caplog):
     assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
 
 
+def test_where_no_thread_can_be_started_work_waits_for_the_next_one(crew, monkeypatch):
+    """As in an interpreter that ends, or a system out of threads: what is submitted is no caller's business."""
+    done, start = threading.Event(), threading.Thread.start
+
+    def refused(thread):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    background.submit(done.set)
+    assert not crew.threads
+    monkeypatch.setattr(threading.Thread, "start", start)
+    background.submit(lambda: None)
+    assert done.wait(10)
+    assert background.wait(10)
+
+
 def test_what_waits_at_the_end_is_dropped_and_what_runs_is_waited_for(crew):
     began, go, did = threading.Event(), threading.Event(), []
 

@@ -42,8 +42,9 @@ class _Crew:
             self.left += 1
             if len(self.threads) < _most():
                 thread = threading.Thread(target=self._work, name="isogemm background", daemon=True)
-                self.threads.add(thread)
-                thread.start()
+                with contextlib.suppress(RuntimeError):  # out of threads: the next submission tries again
+                    thread.start()
+                    self.threads.add(thread)
 
     def _work(self) -> None:
         with contextlib.suppress(OSError, AttributeError):

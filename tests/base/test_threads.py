@@ -61,7 +61,7 @@ def test_set(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_more_threads_than_cpus_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     for available, most in ((1, 8), (2, 8), (8, 8), (96, 96), (2000, 2000)):
-        monkeypatch.setattr(threads, "_available", lambda available=available: available)
+        monkeypatch.setattr(threads, "available", lambda available=available: available)
         isogemm.set_num_threads(1000)
         assert isogemm.get_num_threads() == min(most, 1000)
         assert isogemm.plan(4096, 4096, 4096).threads == min(most, 1000)

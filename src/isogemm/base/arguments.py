@@ -14,11 +14,14 @@ import numpy as np
 from ..errors import DTypeError, OptionError, ShapeError
 
 
-def nearest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The known name that is spelt most like `name`, or begins like it, or `otherwise` where none does."""
+def nearest(name: str, known: Iterable[str], otherwise: str, alike: float = 0.6) -> str:
+    """The known name that is spelt most like `name`, or begins like it, or `otherwise` where none does.
+
+    `alike` is how much, from 0 for any name to 1 for the same one.
+    """
     known = list(known)
     begin = [each for each in known if name and each.startswith(name)]
-    return (difflib.get_close_matches(name, known, n=1) or begin or [otherwise])[0]
+    return (difflib.get_close_matches(name, known, 1, alike) or begin or [otherwise])[0]
 
 
 def unknown(what: str, name: str, known: Iterable[str], otherwise: str) -> OptionError:
@@ -47,13 +50,8 @@ def number(name: str, x: Any) -> float:
     try:
         if not isinstance(x, str | bytes | bytearray):
             return float(x)
-    except (
-        TypeError,
-        ValueError,
-        RuntimeError,
-        OverflowError,
-    ):  # RuntimeError: a tensor of several elements, of torch's
-        pass
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        pass  # RuntimeError: a tensor of several elements, of torch's
     raise DTypeError(name, limit="a number", value=shown(x), nearest="1.0")
 
 

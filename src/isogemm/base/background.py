@@ -15,6 +15,8 @@ import os
 import threading
 from collections.abc import Callable
 
+from .threads import available
+
 __all__ = ["busy", "ending", "submit", "wait"]
 
 Task = Callable[[], None]
@@ -77,8 +79,7 @@ class _Crew:
 
 def _most() -> int:
     """Threads: compilers take a core each, and most cores are the caller's."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(8, cores // 2))
+    return max(1, min(8, available() // 2))
 
 
 _crew = _Crew()

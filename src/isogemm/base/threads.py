@@ -14,7 +14,8 @@ chosen = 0
 _joined = False
 
 
-def _available() -> int:
+def available() -> int:
+    """CPUs of this process."""
     if hasattr(os, "sched_getaffinity"):
         return max(1, len(os.sched_getaffinity(0)))
     return os.cpu_count() or 1
@@ -23,18 +24,18 @@ def _available() -> int:
 def _from_environment() -> int:
     text = os.environ.get("ISOGEMM_NUM_THREADS", "").strip()
     if not text:
-        return _available()
+        return available()
     count = int(text) if text.isdigit() and text.isascii() and len(text) < 1000 else 0
     if count < 1:
         raise OptionError(
-            "ISOGEMM_NUM_THREADS", limit="a whole number of at least 1", value=repr(text), nearest=_available()
+            "ISOGEMM_NUM_THREADS", limit="a whole number of at least 1", value=repr(text), nearest=available()
         )
     return _useful("ISOGEMM_NUM_THREADS", count)
 
 
 def _most() -> int:
     """More threads than this are a mistake."""
-    return max(1023, 4 * _available())
+    return max(1023, 4 * available())
 
 
 def threads_of(what: str, count: Any) -> int:
@@ -49,7 +50,7 @@ def threads_of(what: str, count: Any) -> int:
 
 def _useful(what: str, count: Any) -> int:
     """As many threads as asked for, but no more than CPUs, or 8 where there are fewer: others would wait for those."""
-    return min(threads_of(what, count), max(_FEW, _available()))
+    return min(threads_of(what, count), max(_FEW, available()))
 
 
 def get_num_threads() -> int:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from ..base.arguments import nearest
 from ..errors import OptionError
 
 __all__ = ["MEANT", "MODES", "Mode", "contract_of"]
@@ -95,13 +96,8 @@ def contract_of(mode: str, contract: object = None) -> str | None:
 
 
 def _nearest(mode: object) -> str:
-    import difflib
-
     word = mode.lower() if isinstance(mode, str) else ""
     meant = MEANT.get(word)
     same = [known.name for known in MODES.values() if known.contract == meant]
     same.sort(key=lambda name: MODES[name].cublas.lower() != word)  # two modes may be one contract
-    if meant is None or not same:
-        close = difflib.get_close_matches(str(mode).lower(), list(MODES), n=1)
-        return repr(close[0] if close else "default")
-    return repr(same[0])
+    return repr(same[0] if same else nearest(str(mode).lower(), MODES, "default"))

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..base.threads import available
 from ..errors import ContractError, DTypeError, OptionError, ShapeError
 from .compare import bits, is_nan
 from .spec import ARITHMETICS, Contract, ContractLike, as_contract, check_exact
@@ -273,8 +273,7 @@ def _split_chain(a: Array, b: Array, contract: Contract) -> Callable[..., None]:
 def _over_columns(kernel: Callable[..., None], acc: Floats, start: int, stop: int, threads: int | None) -> None:
     """Run `kernel` over ranges of columns, on threads when there is enough to do."""
     m, n = acc.shape
-    count = threads or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
-    count = max(1, min(count, n, m * n * (stop - start) // _GRAIN))
+    count = max(1, min(threads or available(), n, m * n * (stop - start) // _GRAIN))
     if count == 1:
         kernel(acc, start, stop, 0, n)
         return

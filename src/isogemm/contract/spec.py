@@ -13,6 +13,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Literal, cast
 
+from ..base.arguments import nearest
 from ..errors import ContractError, LimitError
 from .modes import MEANT
 
@@ -231,16 +232,11 @@ def _check_order(order: Order, block: int) -> None:
 
 def _nearest_order(text: str) -> str:
     """The usual one of the kind that a misspelt order is like."""
-    import difflib
-
-    kind = text.lower().rstrip("0123456789")
-    return USUAL[(difflib.get_close_matches(kind, USUAL, n=1) or ["chain"])[0]]
+    return USUAL[nearest(text.lower().rstrip("0123456789"), USUAL, "chain")]
 
 
 def _nearest_arithmetic(name: str) -> str:
     """The arithmetic spelt most like `name`, or meant by it; an order alone gets the default one before it."""
-    import difflib
-
     if name.lower() in MEANT:
         return MEANT[name.lower()]
 
@@ -248,5 +244,4 @@ def _nearest_arithmetic(name: str) -> str:
     if re.fullmatch(r"chain|leaf[1-9][0-9]{0,17}", name) or name in orders:
         return f"'fma/{name}'"
 
-    close = difflib.get_close_matches(name, list(ARITHMETICS), n=1, cutoff=0.0)
-    return close[0] if close else "fma"
+    return nearest(name, ARITHMETICS, "fma", alike=0.0)

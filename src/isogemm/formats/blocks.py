@@ -11,7 +11,6 @@ term. The layouts are GGUF's.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -94,12 +93,13 @@ class BlockFormat:
         ShapeError
             `k` is no multiple of the block; the error names the format that fits. There are no partial blocks.
         """
-        k = arguments.whole(f"{name + ': ' if name else ''}columns of a {self.name} matrix", k)
+        what = f"{name + ': ' if name else ''}columns of a {self.name} matrix"
+        k = arguments.whole(what, k)
         if k % self.block or k < 0:
             fit = self.fitting(k)
             below = k // self.block * self.block
             raise ShapeError(
-                f"{name + ': ' if name else ''}columns of a {self.name} matrix",
+                what,
                 limit=f"a multiple of its block, {self.block}",
                 value=k,
                 nearest=f"{fit.name}, whose block is {fit.block}; or k = {below or self.block}",
@@ -196,6 +196,6 @@ def format_of(name: str | BlockFormat) -> BlockFormat:
     key = name.upper() if isinstance(name, str) else ""
     found = FORMATS.get(_ALIASES.get(key, key))
     if found is None:
-        close = difflib.get_close_matches(key, FORMATS, n=1, cutoff=0.0)
-        raise OptionError("format", limit="one of " + ", ".join(FORMATS), value=repr(name), nearest=close[0])
+        close = arguments.nearest(key, FORMATS, "Q8_0", alike=0.0)
+        raise OptionError("format", limit="one of " + ", ".join(FORMATS), value=repr(name), nearest=close)
     return found

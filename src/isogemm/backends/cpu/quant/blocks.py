@@ -26,7 +26,7 @@ WITH_OFFSET = tuple(CODE[fmt.name] for fmt in FORMATS.values() if fmt.offset)
 
 # Words of a task array, after the pool's header: what to do for blocks [chunk * PER_CHUNK, ...) of all rows' blocks.
 FORMAT, BLOCK, BLOCK_BYTES, SUB, COUNT, PER_CHUNK, PER_ROW = range(8, 15)
-SOURCE, SOURCE_ROW, SOURCE_COLUMN, SOURCE_ELEMENT, OUT, OUT_ROW, OUT_ELEMENT, FLAG, DECODER = range(15, 24)
+SOURCE, SOURCE_ROW, SOURCE_COLUMN, SOURCE_ELEMENT, OUT, OUT_ROW, OUT_ELEMENT, FLAG, ROUTINE = range(15, 24)
 WORDS = 24
 # Scratch of one thread: codes [256] of int8, s [16] and t [16] of int32, a block of float32.
 CODES_AT, SCALES_AT, MINS_AT, FLOATS_AT, SCRATCH = 0, 256, 320, 384, 384 + 4 * 256 + 1024
@@ -261,7 +261,7 @@ def dequantize_blocks(task, chunk, scratch):
         row, b = i // per_row, i % per_row
         source = task[SOURCE] + row * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
         out = task[OUT] + row * task[OUT_ROW] + b * block * size
-        call(task[DECODER], source, q, s, t, floats, task[BLOCK_BYTES], 0)
+        call(task[ROUTINE], source, q, s, t, floats, task[BLOCK_BYTES], 0)
         d, o = as_float(peek32(floats)), as_float(peek32(floats + 4))
         if element == FLOAT32:
             _multiply(code, block, task[SUB], d, o, q, s, t, out)

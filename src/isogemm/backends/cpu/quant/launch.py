@@ -21,7 +21,7 @@ from ..emit.entries import address_of
 from ..emit.pointers import pointer_to_words
 from ..pool import ALIGN, give, pool, run_part, take
 from . import layout, loops, pack
-from .blocks import CODE, decoder
+from .blocks import CODE
 
 Array = npt.NDArray[Any]
 
@@ -60,7 +60,7 @@ class PreparedCall(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def activations_task(name: str, k: int) -> Array:
+def layout_words(name: str, k: int) -> Array:
     """Layouts as words of `pack`'s task arrays, for callers to copy and complete."""
     fmt = FORMATS[name]
     p, r, planes = layout.panel(fmt), layout.record(fmt), layout.planes(fmt)
@@ -76,10 +76,10 @@ def activations_task(name: str, k: int) -> Array:
 
 
 def quantizing_task(name: str, m: int, k: int, x: np.dtype[Any], per_chunk: int) -> Array:
-    """`activations_task` for records of x [m, k] of a dtype, without addresses and strides of x."""
-    task, blocks = activations_task(name, k).copy(), k // FORMATS[name].block
+    """`layout_words` for records of x [m, k] of a dtype, without addresses and strides of x."""
+    task, blocks = layout_words(name, k).copy(), k // FORMATS[name].block
     task[pack.X_ELEMENT], task[pack.COUNT], task[pack.PER_CHUNK] = CODE_OF[x], m * blocks, per_chunk
-    task[pack.OUT_ROW], task[pack.DECODER] = blocks * layout.record(FORMATS[name]).nbytes, decoder(name)
+    task[pack.OUT_ROW] = blocks * layout.record(FORMATS[name]).nbytes
     return task
 
 

@@ -18,7 +18,7 @@ from ..emit.target import target
 from ..pool import ALIGN, run_task
 from . import launch, layout, loops, pack
 from .blocks import decoder
-from .launch import ACTIVATIONS, activations_task, panels_task, quantizing_task
+from .launch import ACTIVATIONS, layout_words, panels_task, quantizing_task
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +49,7 @@ def prepare(rows: Array, fmt: BlockFormat, k: int, native: bool = False) -> Pane
     count = -(-n // layout.COLUMNS)
     size = count * blocks * p.nbytes
     data = _zeros(size)
-    task = activations_task(fmt.name, k).copy()
+    task = layout_words(fmt.name, k).copy()
     task[pack.SOURCE], task[pack.SOURCE_ROW], task[pack.N] = rows.ctypes.data, rows.strides[0], n
     task[pack.OUT], task[pack.DECODER] = data.ctypes.data, decoder(fmt.name)
     if size:

@@ -25,7 +25,7 @@ def dequantize(rows: Array, fmt: BlockFormat, out: Array) -> None:
     task, chunks = _task(fmt, out.shape)
     task[blocks.SOURCE], task[blocks.SOURCE_ROW] = rows.ctypes.data, rows.strides[0]
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
-    task[blocks.OUT_ELEMENT], task[blocks.DECODER] = CODE_OF[out.dtype], blocks.decoder(fmt.name)
+    task[blocks.OUT_ELEMENT], task[blocks.ROUTINE] = CODE_OF[out.dtype], blocks.decoder(fmt.name)
     if chunks:
         run_task(address_of(blocks.dequantize_blocks), task, chunks, blocks.SCRATCH)
 
@@ -37,7 +37,7 @@ def quantize(x: Array, fmt: BlockFormat, out: Array) -> int:
     task[blocks.SOURCE], task[blocks.SOURCE_ROW], task[blocks.SOURCE_COLUMN] = x.ctypes.data, *x.strides
     task[blocks.SOURCE_ELEMENT], task[blocks.FLAG] = CODE_OF[x.dtype], flag.ctypes.data
     task[blocks.OUT], task[blocks.OUT_ROW] = out.ctypes.data, out.strides[0]
-    task[blocks.DECODER] = entry.encoder(fmt.name)
+    task[blocks.ROUTINE] = entry.encoder(fmt.name)
     if chunks:
         run_task(address_of(entry.quantize_blocks), task, chunks, entry.SCRATCH)
     return int(flag[0])

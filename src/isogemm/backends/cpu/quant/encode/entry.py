@@ -114,6 +114,6 @@ def quantize_blocks(task, chunk, scratch):
         if not good:
             poke64(task[blocks.FLAG], NOT_FINITE)
         else:
-            call(task[blocks.DECODER], scratch + X_AT, out, work, task[blocks.BLOCK_BYTES], 0, 0, 0)
+            call(task[blocks.ROUTINE], scratch + X_AT, out, work, task[blocks.BLOCK_BYTES], 0, 0, 0)
             if peek64(work) == 0:
                 poke64(task[blocks.FLAG], OVERFLOW)

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isogemm.contract.compare import bits, differing, error_units, first_mismatch, ulp_distance
-from isogemm.errors import DeviceError, DTypeError, ShapeError
+from isogemm.errors import DeviceError, DTypeError, LayoutError, ShapeError
 
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 FAR = np.iinfo(np.int64).max
@@ -130,6 +130,8 @@ def test_tensors_are_compared_as_arrays_are() -> None:
     assert first_mismatch(x, x.numpy()) is None
     with pytest.raises(DeviceError, match="meta"):
         differing(x, x.to("meta"))
+    with pytest.raises(LayoutError, match="sparse"):
+        differing(x, x.to_sparse())
 
 
 def test_what_is_no_array_is_refused() -> None:

@@ -5,7 +5,6 @@ Arrays of NumPy and tensors of torch on the CPU, which may be compared with each
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import DeviceError, DTypeError, ShapeError
-from ..operands.tensors import is_tensor
+from ..operands.tensors import is_tensor, on_host
 
 __all__ = ["Mismatch", "bits", "differing", "error_units", "first_mismatch", "is_nan", "ulp_distance"]
 
@@ -192,7 +191,10 @@ def _pair(x: Any, y: Any) -> tuple[Array, Array]:
 
 
 def _array(name: str, x: Any) -> Array:
-    """An array as it is, or a tensor's memory as one. Raises DTypeError or DeviceError: neither is here."""
+    """An array as it is, or a tensor's memory as one. Raises DTypeError or DeviceError: neither is here.
+
+    Raises LayoutError: a tensor that is not dense.
+    """
     if not is_tensor(x):
         if isinstance(x, np.ndarray | np.generic):
             return x  # type: ignore[return-value]
@@ -200,7 +202,4 @@ def _array(name: str, x: Any) -> Array:
     if x.device.type != "cpu":
         limit = "this host's memory"
         raise DeviceError(f"device of {name}", limit=limit, value=str(x.device), nearest=f"{name}.cpu()")
-    torch: Any = sys.modules["torch"]
-    x = x.detach().resolve_neg()
-    found: Array = x.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype is torch.bfloat16 else x.numpy()
-    return found
+    return on_host(x)

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..base.dtypes import DTYPES
 from ..base.threads import available
 from ..errors import ContractError, DTypeError, OptionError, ShapeError
 from .compare import bits, is_nan
@@ -24,8 +24,6 @@ Array = npt.NDArray[Any]
 Floats = npt.NDArray[np.float32]
 Chain = Callable[[Floats, int, int], None]
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_FLOATS = (np.dtype(np.float32), BFLOAT16, np.dtype(np.float16))
 _LEGAL = "float32, bfloat16 or float16"
 _NAN: dict[int, np.unsignedinteger[Any]] = {4: np.uint32(0x7FFFFFFF), 2: np.uint16(0x7FFF)}
 _ZERO_EXPONENT = -1024  # a product with a zero operand has no exponent: it never is the largest
@@ -159,7 +157,7 @@ def canonical(x: Array) -> Array:
         Not float32, bfloat16 or float16.
     """
     out = np.array(x, order="C")
-    if out.dtype not in _FLOATS:
+    if out.dtype not in DTYPES:
         raise DTypeError("canonical NaN", limit=_LEGAL, value=out.dtype.name, nearest="float32")
     bits(out)[is_nan(out)] = _NAN[out.itemsize]
     return out
@@ -336,7 +334,7 @@ def _check_epilogue(acc: Array, beta: np.float32, c: Array | None, bias: Array |
         raise DTypeError("accumulators", limit="float32", value=acc.dtype.name, nearest="float32")
     named = {"C": None if c is None else c.dtype, "bias": None if bias is None else bias.dtype, "output": out}
     for what, dtype in named.items():
-        if dtype is not None and dtype not in _FLOATS:
+        if dtype is not None and dtype not in DTYPES:
             raise DTypeError(what, limit=_LEGAL, value=dtype.name, nearest="float32")
     if beta != 0:
         if c is None:

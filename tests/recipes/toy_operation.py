@@ -16,7 +16,7 @@ def cube(row: Any) -> Any:
 ROW = Operation(cube, kernels="each")
 
 
-def loop(scratch, n, epsilon, weighted, biased, _, __):
+def loop(scratch, n, epsilon, weighted, biased):
     """The CPU's."""
     _, row, _, _, _ = _scratch(scratch, n)
     for i in range(n):

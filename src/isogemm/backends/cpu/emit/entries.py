@@ -16,10 +16,13 @@ from .vectors import I64
 CHUNK = types.void(types.CPointer(types.int64), types.int64, types.int64)  # type: ignore[attr-defined]
 """``void (i64 *task, i64 chunk, i64 scratch)``: one chunk of a task array, a kernel for the pool's threads."""
 
-SEVEN_WORDS = types.void(*[types.int64] * 7)
-"""``void (i64, ...)`` of seven words: a kernel for one row, block or panel, which an entry calls."""
-
 _alive: list[Any] = []
+
+
+@cache
+def of_words(count: int) -> Any:
+    """``void (i64, ...)`` of so many words: what entries call, for a row, a block, a panel or a tile."""
+    return types.void(*[types.int64] * count)
 
 
 @cache

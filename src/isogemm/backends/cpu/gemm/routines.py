@@ -13,7 +13,7 @@ from typing import Any
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from ..emit.entries import SEVEN_WORDS, address_of
+from ..emit.entries import address_of, of_words
 from ..emit.vectors import FLOAT32, Code
 from .gemv import gemv_groups, gemv_tile
 from .micro import HALF, NR, tile
@@ -36,7 +36,6 @@ _CODE: dict[str, Callable[[int], Code]] = {
     "panels": panel_strips,
     "stream": stream_rows,
 }
-TEN_WORDS = types.void(*[types.int64] * 10)
 made: set[str] = set()
 """Kinds of routines for float32 that this process has."""
 
@@ -44,8 +43,8 @@ made: set[str] = set()
 @cache
 def routine(kind: str, element: int) -> int:
     """Address of a routine for one type of elements."""
-    function, signature = (_seven, SEVEN_WORDS) if kind == "pack" else (_ten, TEN_WORDS)
-    address = address_of(function(list(_CODE).index(kind), element), signature, emitted=True)
+    function, count = (_seven, 7) if kind == "pack" else (_ten, 10)
+    address = address_of(function(list(_CODE).index(kind), element), of_words(count), emitted=True)
     if element == FLOAT32:
         made.add(kind)
     return address

@@ -12,7 +12,7 @@ from numba.core import types
 
 from ....base.jit import njit
 from ....formats.blocks import FORMATS
-from ..emit.entries import SEVEN_WORDS, address_of, call
+from ..emit.entries import address_of, call, of_words
 from ..emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_ints
 from ..emit.scalars import as_bits, as_float, float_to_half_bits, half_to_float_bits, peek32, poke32, round_row
 from ..emit.vectors import FLOAT32
@@ -131,7 +131,7 @@ def scales_of_q4(p, s, t):
         s[4 + j], t[4 + j] = (c & 15) | ((a >> 2) & 48), (c >> 4) | ((b >> 2) & 48)
 
 
-# One routine to a format, compiled when it is first asked for: void (block, q, s, t, floats, bytes, 0), which leaves d
+# One routine to a format, compiled when it is first asked for: void (block, q, s, t, floats, bytes), which leaves d
 # and o in `floats`.
 
 
@@ -151,7 +151,7 @@ def _close(floats, d, o):
     poke32(floats + 4, as_bits(o))
 
 
-def _q8_0(block, q, s, t, floats, size, unused):
+def _q8_0(block, q, s, t, floats, size):
     p, q, s, t = _open(block, q, s, t, size)
     s[0] = 1
     for j in range(32):
@@ -162,7 +162,7 @@ def _q8_0(block, q, s, t, floats, size, unused):
 def _short(at, zero, high, offset):
     """Nibbles from byte `at` on, and fifth bits from `high` on, if that is not 0; o behind d, if `offset`."""
 
-    def short(block, q, s, t, floats, size, unused):
+    def short(block, q, s, t, floats, size):
         p, q, s, t = _open(block, q, s, t, size)
         s[0] = t[0] = 1
         _nibbles(p, at, q, 0, 0 if high else zero)
@@ -173,7 +173,7 @@ def _short(at, zero, high, offset):
     return short
 
 
-def _q2_k(block, q, s, t, floats, size, unused):
+def _q2_k(block, q, s, t, floats, size):
     p, q, s, t = _open(block, q, s, t, size)
     _pairs(p, 16, q)
     for j in range(16):
@@ -181,7 +181,7 @@ def _q2_k(block, q, s, t, floats, size, unused):
     _close(floats, half(p, 80), -half(p, 82))
 
 
-def _q3_k(block, q, s, t, floats, size, unused):
+def _q3_k(block, q, s, t, floats, size):
     p, q, s, t = _open(block, q, s, t, size)
     _pairs(p, 32, q)
     _high_bits(p, 0, q, 2, 4)
@@ -192,7 +192,7 @@ def _q3_k(block, q, s, t, floats, size, unused):
 def _long(at, high):
     """Q4_K, and with high bits from byte `high` on Q5_K."""
 
-    def long(block, q, s, t, floats, size, unused):
+    def long(block, q, s, t, floats, size):
         p, q, s, t = _open(block, q, s, t, size)
         scales_of_q4(p, s, t)
         _quads(p, at, q)
@@ -203,7 +203,7 @@ def _long(at, high):
     return long
 
 
-def _q6_k(block, q, s, t, floats, size, unused):
+def _q6_k(block, q, s, t, floats, size):
     p, q, s, t = _open(block, q, s, t, size)
     _six_bits(p, q)
     for j in range(16):
@@ -211,7 +211,7 @@ def _q6_k(block, q, s, t, floats, size, unused):
     _close(floats, half(p, 208), ZERO)
 
 
-def _q8_k(block, q, s, t, floats, size, unused):
+def _q8_k(block, q, s, t, floats, size):
     p, q, s, t = _open(block, q, s, t, size)
     s[0] = 1
     for j in range(256):
@@ -228,7 +228,7 @@ _DECODERS = {
 
 def decoder(name: str) -> int:
     """Address of the routine that takes a format's blocks apart; 0 for floats."""
-    return address_of(_DECODERS[name], SEVEN_WORDS) if name in _DECODERS else 0
+    return address_of(_DECODERS[name], of_words(6)) if name in _DECODERS else 0
 
 
 @njit
@@ -261,7 +261,7 @@ def dequantize_blocks(task, chunk, scratch):
         row, b = i // per_row, i % per_row
         source = task[SOURCE] + row * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
         out = task[OUT] + row * task[OUT_ROW] + b * block * size
-        call(task[ROUTINE], source, q, s, t, floats, task[BLOCK_BYTES], 0)
+        call(task[ROUTINE], source, q, s, t, floats, task[BLOCK_BYTES])
         d, o = as_float(peek32(floats)), as_float(peek32(floats + 4))
         if element == FLOAT32:
             _multiply(code, block, task[SUB], d, o, q, s, t, out)

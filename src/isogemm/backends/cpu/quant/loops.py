@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 from ....base.jit import njit
 from ....formats.blocks import FORMATS
 from ..emit import descriptor as f
-from ..emit.entries import SEVEN_WORDS, address_of, call
+from ..emit.entries import address_of, call, of_words
 from ..emit.scalars import epilogue_tile
 from ..emit.vectors import FLOAT32, define
 from .blocks import CODE
@@ -65,9 +65,9 @@ def run_panels(task, chunk, scratch):
                 one_pass, x = w[ROUTINE + rows], w[RECORDS] + i * w[RECORD_ROW]
                 if direct and rows == 1 and columns == COLUMNS:  # sums are the result
                     out = d[f.OUT] + i * d[f.O_RS] + 4 * COLUMNS * p
-                    call(one_pass, out, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW], 0)
+                    call(one_pass, out, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW])
                 else:
-                    call(one_pass, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW], 0)
+                    call(one_pass, scratch, x, w[RECORD_ROW], panel, w[BLOCKS], w[ROW])
                     epilogue_tile(d, scratch + 4 * back, 64, i, rows, p * COLUMNS, columns)
                 i += rows
 
@@ -77,7 +77,7 @@ def write_values(task, chunk, scratch):
     w = carray(task, (WORDS,))[2 * f.FIELDS :]
     for p in range(chunk * w[PER_CHUNK], min(w[COUNT], (chunk + 1) * w[PER_CHUNK])):
         panel = w[PANELS] + p * w[PANEL_BYTES]
-        call(w[ROUTINE], w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0, 0)
+        call(w[ROUTINE], w[RECORDS] + p * COLUMNS * 4, 0, w[RECORD_ROW], panel, w[BLOCKS], 0)
 
 
 @intrinsic(prefer_literal=True)
@@ -111,10 +111,10 @@ def routine(way: str, name: str, rows: int, element: int = FLOAT32) -> int:
     """
     how, code = WAYS.index(way), CODE[name]
 
-    def one_pass(acc, x, x_rs, weights, blocks, stride, unused):
+    def one_pass(acc, x, x_rs, weights, blocks, stride):
         _pass(how, code, rows, element, acc, x, x_rs, weights, blocks, stride)
 
-    return address_of(one_pass, SEVEN_WORDS, emitted=True)
+    return address_of(one_pass, of_words(6), emitted=True)
 
 
 def put_routines(words, m: int, way: str, name: str, element: int = FLOAT32) -> None:

@@ -60,7 +60,7 @@ def pack_panel(task, chunk, scratch):
         out = carray(pointer_to_bytes(task[OUT] + (chunk * task[BLOCKS] + b) * task[NBYTES]), (task[NBYTES],))
         for c in range(min(COLUMNS, task[N] - chunk * COLUMNS)):
             source = task[SOURCE] + (chunk * COLUMNS + c) * task[SOURCE_ROW] + b * task[BLOCK_BYTES]
-            call(task[DECODER], source, scratch, scratch + 256, scratch + 320, scratch + 384, task[BLOCK_BYTES], 0)
+            call(task[DECODER], source, scratch, scratch + 256, scratch + 320, scratch + 384, task[BLOCK_BYTES])
             _put(task, q, c, out)
             put_half(out, task[D] + 2 * c, as_float(peek32(scratch + 384)))
             if task[OFFSET] < task[NBYTES]:

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from ....base.jit import njit
 from ....contract import rows as define
 from ....contract.arithmetic import fma
-from ..emit.entries import SEVEN_WORDS, address_of, call
+from ..emit.entries import address_of, call, of_words
 from ..emit.pointers import pointer_to_floats, pointer_to_shorts
 from ..emit.scalars import as_bits, as_float, divide, half_to_float_bits, load_element, peek32_at, peek64, round_row
 from ..emit.vectors import BFLOAT16, F32, FLOAT16, FLOAT32, declare
@@ -261,11 +261,11 @@ def _norm(scratch, n, epsilon, weighted, biased):
             row[i] = row[i] * r
 
 
-def rms_norm(scratch, n, epsilon, weighted, biased, _, __):
+def rms_norm(scratch, n, epsilon, weighted, biased):
     _norm(scratch, n, epsilon, weighted, biased)
 
 
-def layer_norm(scratch, n, epsilon, weighted, biased, _, __):
+def layer_norm(scratch, n, epsilon, weighted, biased):
     lanes, row, _, _, _ = _scratch(scratch, n)
     mean = divide(_lane_sum(row, lanes), types.float32(n))
     for i in range(n):
@@ -273,7 +273,7 @@ def layer_norm(scratch, n, epsilon, weighted, biased, _, __):
     _norm(scratch, n, epsilon, weighted, biased)
 
 
-def softmax(scratch, n, epsilon, weighted, biased, _, __):
+def softmax(scratch, n, epsilon, weighted, biased):
     lanes, row, _, _, powers = _scratch(scratch, n)
     _powers(row, n, _largest(row, n, lanes), lanes, powers)
     total = _lane_sum(powers, lanes)
@@ -281,7 +281,7 @@ def softmax(scratch, n, epsilon, weighted, biased, _, __):
         row[i] = divide(powers[i], total)
 
 
-def log_softmax(scratch, n, epsilon, weighted, biased, _, __):
+def log_softmax(scratch, n, epsilon, weighted, biased):
     lanes, row, _, _, powers = _scratch(scratch, n)
     top = _largest(row, n, lanes)
     _powers(row, n, top, lanes, powers)
@@ -290,7 +290,7 @@ def log_softmax(scratch, n, epsilon, weighted, biased, _, __):
         row[i] = row[i] - top - total
 
 
-def cross_entropy(scratch, n, epsilon, weighted, biased, _, __):
+def cross_entropy(scratch, n, epsilon, weighted, biased):
     """(loss, largest, sum) of a row with a class, -1 for none."""
     lanes, row, target, _, powers = _scratch(scratch, n)
     top = _largest(row, n, lanes) + ZERO
@@ -300,7 +300,7 @@ def cross_entropy(scratch, n, epsilon, weighted, biased, _, __):
     row[0], row[1], row[2] = loss, top, total
 
 
-def cross_entropy_back(scratch, n, epsilon, weighted, biased, _, __):
+def cross_entropy_back(scratch, n, epsilon, weighted, biased):
     """The gradient of cross_entropy, from a row and its (largest, sum, dy, class)."""
     lanes, row, sums, _, powers = _scratch(scratch, n)
     top, total, at = sums[0], sums[1], types.int64(sums[3])
@@ -312,42 +312,42 @@ def cross_entropy_back(scratch, n, epsilon, weighted, biased, _, __):
         row[at] = row[at] - dy
 
 
-def lane_sum(scratch, n, epsilon, weighted, biased, _, __):
+def lane_sum(scratch, n, epsilon, weighted, biased):
     lanes, row, _, _, _ = _scratch(scratch, n)
     carray(pointer_to_floats(scratch + 4 * LANES), (1,))[0] = _lane_sum(row, lanes)
 
 
-def mean(scratch, n, epsilon, weighted, biased, _, __):
+def mean(scratch, n, epsilon, weighted, biased):
     lanes, row, _, _, _ = _scratch(scratch, n)
     carray(pointer_to_floats(scratch + 4 * LANES), (1,))[0] = divide(_lane_sum(row, lanes), types.float32(n))
 
 
-def silu_mul(scratch, n, epsilon, weighted, biased, _, __):
+def silu_mul(scratch, n, epsilon, weighted, biased):
     _, row, other, _, _ = _scratch(scratch, n)
     for i in range(n):
         row[i] = divide(row[i], _one_and_exp(-row[i])) * other[i]
 
 
-def silu(scratch, n, epsilon, weighted, biased, _, __):
+def silu(scratch, n, epsilon, weighted, biased):
     _, row, _, _, _ = _scratch(scratch, n)
     for i in range(n):
         row[i] = divide(row[i], _one_and_exp(-row[i]))
 
 
-def sigmoid(scratch, n, epsilon, weighted, biased, _, __):
+def sigmoid(scratch, n, epsilon, weighted, biased):
     _, row, _, _, _ = _scratch(scratch, n)
     for i in range(n):
         row[i] = divide(ONE, _one_and_exp(-row[i]))
 
 
-def exp(scratch, n, epsilon, weighted, biased, _, __):
+def exp(scratch, n, epsilon, weighted, biased):
     _, row, _, _, _ = _scratch(scratch, n)
     for i in range(n):
         row[i] = _exp(row[i])
 
 
 def _rope(interleaved):
-    def rope(scratch, n, epsilon, weighted, biased, _, __):
+    def rope(scratch, n, epsilon, weighted, biased):
         _, row, cos, sin, _ = _scratch(scratch, n)
         half = n // 2
         for j in range(half):
@@ -359,7 +359,7 @@ def _rope(interleaved):
     return rope
 
 
-# Each changes the row in scratch: ``void (scratch, n, bits of epsilon, whether FIRST and SECOND are given, 0, 0)``.
+# Each changes the row in scratch: ``void (scratch, n, bits of epsilon, whether FIRST and SECOND are given)``.
 KERNELS = {
     "rms_norm": rms_norm, "layer_norm": layer_norm, "softmax": softmax, "log_softmax": log_softmax,
     "cross_entropy": cross_entropy, "cross_entropy_back": cross_entropy_back, "sum": lane_sum, "mean": mean,
@@ -389,14 +389,14 @@ def run_rows(task, chunk, scratch):
             _operand(task, FIRST, i, first, each)
         if task[SECOND] != 0 and (i == begin or task[SECOND + STEP] != 0):
             _operand(task, SECOND, i, second, each)
-        call(task[KERNEL], scratch, n, task[EPSILON], task[FIRST] != 0, task[SECOND] != 0, 0, 0)
+        call(task[KERNEL], scratch, n, task[EPSILON], task[FIRST] != 0, task[SECOND] != 0)
         round_row(scratch + 4 * LANES, width, task[OUT] + i * width * size, size, element)
 
 
 @cache
 def addresses(name: str) -> tuple[int, int]:
     """Addresses of the compiled entry, ``void (i64 *task, i64 chunk, i64 scratch)``, and of a kernel."""
-    return address_of(run_rows), address_of(KERNELS[name], SEVEN_WORDS)
+    return address_of(run_rows), address_of(KERNELS[name], of_words(5))
 
 
 def scratch_bytes(columns: int) -> int:

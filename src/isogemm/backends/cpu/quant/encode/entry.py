@@ -6,7 +6,7 @@ from numba import carray
 from numba.core import types
 
 from .....base.jit import njit
-from ...emit.entries import SEVEN_WORDS, address_of, call
+from ...emit.entries import address_of, call, of_words
 from ...emit.pointers import pointer_to_bytes, pointer_to_codes, pointer_to_floats, pointer_to_ints
 from ...emit.scalars import load_element, peek64, poke64
 from .. import blocks
@@ -17,7 +17,7 @@ from . import long, short
 X_AT, WORK_AT, SCRATCH = 0, 1024, 4096
 NOT_FINITE, OVERFLOW = 1, 2
 
-# void (x, block, scratch, bytes, 0, 0, 0), compiled when first asked for, which leaves in the first word of `scratch`
+# void (x, block, scratch, bytes), compiled when first asked for, which leaves in the first word of `scratch`
 # whether the block's scales are finite.
 
 
@@ -30,13 +30,13 @@ def _open(x, p, work, size):
     )
 
 
-def _q8_0(x, p, work, size, a, b, c):
+def _q8_0(x, p, work, size):
     x, p, _ = _open(x, p, work, size)
     poke64(work, types.int64(short.q8(x, p)))
 
 
 def _short(five, minimum):
-    def quantize(x, p, work, size, a, b, c):
+    def quantize(x, p, work, size):
         x, p, codes = _open(x, p, work, size)
         good = short.with_minimum(x, p, five, codes) if minimum else short.symmetric(x, p, five, codes)
         poke64(work, types.int64(good))
@@ -60,26 +60,26 @@ def _open_long(x, p, work, size):
     )
 
 
-def _q2_k(x, p, work, size, a, b, c):
+def _q2_k(x, p, work, size):
     poke64(work, types.int64(long.q2(*_open_long(x, p, work, size))))
 
 
-def _q3_k(x, p, work, size, a, b, c):
+def _q3_k(x, p, work, size):
     poke64(work, types.int64(long.q3(*_open_long(x, p, work, size))))
 
 
 def _q45_k(five):
-    def quantize(x, p, work, size, a, b, c):
+    def quantize(x, p, work, size):
         poke64(work, types.int64(long.q45(five, *_open_long(x, p, work, size))))
 
     return quantize
 
 
-def _q6_k(x, p, work, size, a, b, c):
+def _q6_k(x, p, work, size):
     poke64(work, types.int64(long.q6(*_open_long(x, p, work, size))))
 
 
-def _q8_k(x, p, work, size, a, b, c):
+def _q8_k(x, p, work, size):
     x, p, _ = _open(x, p, work, size)
     poke64(work, types.int64(long.q8k(x, p)))
 
@@ -93,7 +93,7 @@ _ENCODERS = {
 
 def encoder(name: str) -> int:
     """Address of the routine that quantizes a format's blocks."""
-    return address_of(_ENCODERS[name], SEVEN_WORDS)
+    return address_of(_ENCODERS[name], of_words(4))
 
 
 def quantize_blocks(task, chunk, scratch):
@@ -114,6 +114,6 @@ def quantize_blocks(task, chunk, scratch):
         if not good:
             poke64(task[blocks.FLAG], NOT_FINITE)
         else:
-            call(task[blocks.ROUTINE], scratch + X_AT, out, work, task[blocks.BLOCK_BYTES], 0, 0, 0)
+            call(task[blocks.ROUTINE], scratch + X_AT, out, work, task[blocks.BLOCK_BYTES])
             if peek64(work) == 0:
                 poke64(task[blocks.FLAG], OVERFLOW)

@@ -18,66 +18,54 @@ from ....contract.arithmetic import reinterpret
 from . import descriptor as f
 from .vectors import BFLOAT16, CANONICAL_NAN, FLOAT16, FLOAT32
 
+_NUMBERS = {64: types.int64, 32: types.uint32, 16: types.uint16, 8: types.uint8}
 
-def _memory(kind: Any, write: bool) -> Any:
-    """Load or store of one scalar at an address."""
-    numba_type: Any = {64: types.int64, 32: types.uint32, 16: types.uint16, 8: types.uint8}[kind.width]
 
-    if write:
+def _element(builder: Any, kind: Any, address: Any, *index: Any) -> Any:
+    """A pointer to a scalar at an address, or to an element behind it, by arithmetic that the vectorizer can follow."""
+    base = builder.inttoptr(address, ir.PointerType(kind))
+    return builder.gep(base, index, source_etype=kind) if index else base
 
-        @intrinsic
-        def poke(typingctx, address, value):
-            def codegen(context, builder, signature, args):
-                builder.store(args[1], builder.inttoptr(args[0], ir.PointerType(kind)), align=kind.width // 8)
 
-            return types.void(types.int64, numba_type), codegen
+def _loads(bits: int) -> tuple[Any, Any]:
+    """Loads of one scalar: at an address, and of element j behind one."""
+    kind, number = ir.IntType(bits), _NUMBERS[bits]
 
-        return poke
+    def codegen(context, builder, signature, args):
+        return builder.load(_element(builder, kind, *args), align=bits // 8, typ=kind)
 
     @intrinsic
     def peek(typingctx, address):
-        def codegen(context, builder, signature, args):
-            return builder.load(builder.inttoptr(args[0], ir.PointerType(kind)), align=kind.width // 8, typ=kind)
-
-        return numba_type(types.int64), codegen
-
-    return peek
-
-
-def _indexed(kind: Any, write: bool) -> Any:
-    """Load or store of element j behind an address, as pointer arithmetic that the vectorizer can follow."""
-    numba_type: Any = {32: types.uint32, 16: types.uint16}[kind.width]
-
-    if write:
-
-        @intrinsic
-        def poke_at(typingctx, address, j, value):
-            def codegen(context, builder, signature, args):
-                base = builder.inttoptr(args[0], ir.PointerType(kind))
-                builder.store(args[2], builder.gep(base, [args[1]], source_etype=kind), align=kind.width // 8)
-
-            return types.void(types.int64, types.int64, numba_type), codegen
-
-        return poke_at
+        return number(types.int64), codegen
 
     @intrinsic
     def peek_at(typingctx, address, j):
-        def codegen(context, builder, signature, args):
-            base = builder.inttoptr(args[0], ir.PointerType(kind))
-            return builder.load(builder.gep(base, [args[1]], source_etype=kind), align=kind.width // 8, typ=kind)
+        return number(types.int64, types.int64), codegen
 
-        return numba_type(types.int64, types.int64), codegen
-
-    return peek_at
+    return peek, peek_at
 
 
-peek32_at = _indexed(ir.IntType(32), False)
-poke32_at, poke16_at = _indexed(ir.IntType(32), True), _indexed(ir.IntType(16), True)
-peek32, peek16, peek8 = (_memory(ir.IntType(bits), False) for bits in (32, 16, 8))
-peek64, poke64 = _memory(ir.IntType(64), False), _memory(ir.IntType(64), True)
-poke32, poke16 = _memory(ir.IntType(32), True), _memory(ir.IntType(16), True)
+def _stores(bits: int) -> tuple[Any, Any]:
+    """Stores, likewise."""
+    kind, number = ir.IntType(bits), _NUMBERS[bits]
+
+    def codegen(context, builder, signature, args):
+        *place, value = args
+        builder.store(value, _element(builder, kind, *place), align=bits // 8)
+
+    @intrinsic
+    def poke(typingctx, address, value):
+        return types.void(types.int64, number), codegen
+
+    @intrinsic
+    def poke_at(typingctx, address, j, value):
+        return types.void(types.int64, types.int64, number), codegen
+
+    return poke, poke_at
 
 
+(peek64, _), (peek32, peek32_at), (peek16, _), (peek8, _) = (_loads(bits) for bits in (64, 32, 16, 8))
+(poke64, _), (poke32, poke32_at), (poke16, poke16_at) = (_stores(bits) for bits in (64, 32, 16))
 as_float, as_bits = reinterpret(types.uint32, types.float32), reinterpret(types.float32, types.uint32)
 
 

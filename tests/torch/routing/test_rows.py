@@ -357,6 +357,7 @@ def test_errors_and_odd_shapes_are_torchs():
             lambda: x[0, 0].log_softmax(-2),
             lambda: x.topk(5),
             lambda: x.topk(1, 5),
+            lambda: x.logsumexp(()),  # with keepdim=True it is that of all elements
             lambda: F.rms_norm(x, (5,)),
             lambda: F.layer_norm(x, (3,)),
             lambda: F.scaled_dot_product_attention(x, x[:, :3], x),
@@ -373,6 +374,8 @@ def test_errors_and_odd_shapes_are_torchs():
         assert torch.equal(high.logsumexp(-1), high[:, 0])
         assert torch.equal(x[:, :0].logsumexp(-1), torch.full((3,), -torch.inf))
         assert torch.equal(x[:0].logsumexp(0), torch.full((4,), -torch.inf))
+        assert torch.equal(x.logsumexp((), keepdim=True), x.logsumexp((0, 1), keepdim=True))
+        assert torch.equal(x[0, 0].logsumexp(()), x[0, 0])
         assert torch.equal(x[0, 0].softmax(0), torch.ones(()))
 
 

@@ -161,6 +161,8 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None)
     dtype = dtype or x.dtype
     if dtype not in DTYPES or not _is_valid(x, dim):
         return None
+    if x.dim() and not (dim or keepdim):  # torch's own error: its steps do not agree on what no dimensions are
+        return None
     rows, shape = _rows(x, dim, keepdim)
     if rows is None:
         rows = x.movedim(tuple(dim), tuple(range(-len(dim), 0))).flatten(-len(dim))

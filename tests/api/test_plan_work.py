@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from ctypes import cast, py_object
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 import isogemm
 from isogemm.backends.cpu import pool as pools
+from isogemm.backends.cpu import work
 from isogemm.backends.cpu.attention import run as attention
 from isogemm.backends.cpu.emit import descriptor
 from isogemm.backends.cpu.gemm import launch
@@ -152,6 +154,28 @@ def test_attention_with_a_mask(tokens, keys, mask, launched, monkeypatch):
             plan.run(q, k, v, given.astype(bool if mask == "added" else np.float32))
 
 
+@pytest.mark.parametrize(("tokens", "keys"), [(1, 1), (9, 130), (100, 300), (300, 100), (257, 256)])
+@pytest.mark.parametrize("mask", [Mask(""), Mask("causal")])
+@pytest.mark.parametrize(("sequences", "heads", "shared"), [(1, 1, 1), (3, 4, 2), (5, 2, 2)])
+def test_blocks_of_attention_are_counted_as_they_are_taken(tokens, keys, mask, sequences, heads, shared, monkeypatch):
+    monkeypatch.setattr(attention, "BLOCK", 2**12)
+    counted = work._cut((tokens, keys, 16), mask, sequences, heads, shared)
+    walked = attention.blocks(sequences * shared, heads // shared, tokens, keys, mask.offset(tokens, keys))
+    taken = Counter((places, some, seen) for _, places, _, some, seen in walked)
+    assert list(counted.items()) == list(taken.items())
+    monkeypatch.setattr(work, "KINDS", 4)
+    few = work._cut((tokens, keys, 16), mask, sequences, heads, shared)
+    assert few.total() == taken.total()
+    assert max(few) == max(taken)
+    assert len(few) <= 4 * 4
+
+
+def test_a_plan_of_many_tokens_is_short():
+    plan = isogemm.plan(2**18, 2**18, 128, heads=(8, 8), mask="causal")
+    assert len(plan.steps) < 2**15
+    assert sum(step.launches * step.items for step in plan.steps if step.name == "scores") == 8 * 2**18 // 4
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 30])
 @pytest.mark.parametrize("keys", [1, 7, 30])
 @pytest.mark.parametrize("width", [1, 5, 40])
@@ -159,6 +183,8 @@ def test_ranges_of_a_window_are_what_its_mask_shows(tokens, keys, width):
     mask = Mask("window", width)
     for found, want in zip(mask.seen(tokens, keys), ranges(mask.shown(tokens, keys)), strict=True):
         assert found.tolist() == want.tolist()
+    assert mask.pairs(tokens, keys) == mask.shown(tokens, keys).sum()
+    assert Mask("causal").pairs(tokens, keys) == Mask("window", keys).pairs(tokens, keys)
 
 
 @pytest.mark.usefixtures("_threads")

@@ -42,8 +42,14 @@ class Mask:
     def pairs(self, m: int, n: int) -> int:
         """Queries and keys that see each other, as far as no tensor says it."""
         if self.kind in ("causal", "window"):
-            last = np.minimum(n, np.maximum(0, np.arange(m) + n - m + 1))
-            return int(np.minimum(last, self.width or n).sum())
+            width = min(self.width or n, n)
+
+            def up_to(keys: int) -> int:
+                """Of queries whose last keys are the first one, the second, and so on."""
+                few = min(keys, width)
+                return few * (few + 1) // 2 + (keys - few) * width
+
+            return up_to(n) - up_to(max(0, n - m))
         return m * n
 
     def seen(self, m: int, n: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

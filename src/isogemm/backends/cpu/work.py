@@ -32,6 +32,7 @@ from .quant import linear as quantized
 from .quant.launch import ACTIVATIONS, panels_task
 
 SCHEMA = "isogemm.work_plan.v1"
+KINDS = 2**12  # of attention's blocks: a causal mask over a million tokens makes as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,8 @@ class WorkPlan(AnyPlan):
     threads : int
         At most so many.
     steps : tuple of WorkStep
-        In the order of the computation.
+        In the order of the computation. Attention's blocks under a causal mask see ever more keys: where there are more
+        than 4096 kinds of blocks, a step stands for several of them, with the most keys.
     alternatives : tuple of (str, str)
         What else there is, and why not.
     """
@@ -263,19 +265,30 @@ def plan_attention(
 def _cut(
     extents: tuple[int, int, int], mask: Mask, sequences: int, heads: int, shared: int
 ) -> Counter[tuple[int, int, int]]:
-    """Blocks (places, tokens, keys) and how many there are of each, in the order of the executor."""
+    """Blocks (places, tokens, keys) and how many there are of each, in the order of the executor.
+
+    Under a causal mask each block sees more keys than the one before: of more than `KINDS`, neighbours count as the
+    last of them.
+    """
     tokens, keys, _ = extents
     parts = [(tokens, keys)]
     if mask.kind == "window":
         first, last = (x[None, None] for x in mask.seen(tokens, keys))
         start, stop, apart = attention.sharing(first, last, (sequences, heads, tokens))
         parts = [(len(x.tokens), x.stop - x.start) for x in apart] or [(tokens, int(stop[0] - start[0]))]
-    offset = mask.offset(tokens, keys)
-    return Counter(
-        (places, some, seen)
-        for rows, wide in parts
-        for _, places, _, some, seen in attention.blocks(sequences * shared, heads // shared, rows, wide, offset)
-    )
+    places, found = sequences * shared, Counter[tuple[int, int, int]]()
+    for rows, wide in parts:
+        most, each = attention.block_of(places, heads // shared, rows, wide)
+        offset = mask.offset(rows, wide)
+        offset = wide if offset is None else offset
+        whole, rest = divmod(rows, each)
+        together = -(-whole // KINDS)
+        for some, times in ((most, places // most), (places % most, 1)):
+            for i in range(max(0, -offset) // each, whole, together):  # those before see no key
+                end = min(i + together, whole)
+                found[some, each, min(wide, end * each + offset)] += times * (end - i)
+            found[some, rest, min(wide, rows + offset)] += times
+    return Counter({block: count for block, count in found.items() if 0 not in block})
 
 
 def _made(

@@ -136,8 +136,10 @@ def sharing(
         each_head = len(start[i]) > 1
         for h in range(len(start[i])):
             begin, end = (np.broadcast_to(x[i, h], tokens) for x in (start, stop))
-            for place in np.unique(begin[begin < end] % LEAF):
-                rows = np.flatnonzero((begin % LEAF == place) & (begin < end))
+            seeing = np.flatnonzero(begin < end)
+            places = begin[seeing] % LEAF
+            for place in np.unique(places):
+                rows = seeing[places == place]
                 of = slice(h, h + 1) if each_head else slice(0, heads)
                 apart.append(Sharing(some, of, rows, int(begin[rows].min()), int(end[rows].max())))
     return first, last, apart
@@ -173,14 +175,19 @@ def blocks(
 
     A place is a key head of a batch entry.
     """
-    heads = min(places, max(1, BLOCK // (groups * min(tq, TOKENS) * keys)))
-    tokens = min(tq, max(1, BLOCK // (groups * heads * keys)))
+    heads, tokens = block_of(places, groups, tq, keys)
     for h in range(0, places, heads):
         for t in range(0, tq, tokens):
             some = min(tokens, tq - t)
             seen = keys if offset is None else min(keys, t + some + offset)
             if seen > 0:
                 yield h, min(heads, places - h), t, some, seen
+
+
+def block_of(places: int, groups: int, tq: int, keys: int) -> tuple[int, int]:
+    """Places and tokens of every block but the last ones, which may have fewer."""
+    heads = min(places, max(1, BLOCK // (groups * min(tq, TOKENS) * keys)))
+    return heads, min(tq, max(1, BLOCK // (groups * heads * keys)))
 
 
 def _block(call: _Call, q: Array, k: Array, v: Array, where: tuple[int, int, int]) -> None:

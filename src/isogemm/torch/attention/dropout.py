@@ -13,7 +13,6 @@ and dp are multiplied by it, and are 0 where the probability was dropped.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -74,7 +73,7 @@ def _call(*arguments: Any) -> Forward:
 
 def _body(q: Tensor, k: Tensor, v: Tensor, seeds: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     *told, contract, rate = options
-    with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
+    with torch.no_grad(), subnormals_kept(q):
         y, m, total = capped.forward(
             _call(q, k, v, *told, str(chosen(contract, q, k)), *[q.new_empty(0)] * 3, seeds, rate)
         )
@@ -96,7 +95,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 def _body_back(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, seeds: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *told, rate, y, stats, needs = rest
     call = _call(q, k, v, *told, y, *stats.unbind(0), seeds, rate)
-    with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
+    with torch.no_grad(), subnormals_kept(q):
         return gradients(dy, call, needs)
 
 

@@ -76,7 +76,7 @@ def forward(
     if softcap is not None:
         nothing = q.new_empty(0)
         call = Forward(q, k, v, mask, causal_offset, start, stop, ranged, scale, softcap, str(known), *[nothing] * 3)
-        with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
+        with torch.no_grad(), subnormals_kept(q):
             y, m, total = capped.forward(call)
             return y.to(out_dtype or q.dtype), m, total
     options = {
@@ -151,7 +151,7 @@ def _backward(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[
     *options, contract, y, stats, needs = rest
     m, total = stats.unbind(0)
     call = Forward(q, k, v, *options, str(chosen(contract, q, k)), y, m, total)  # type: ignore[call-arg]
-    with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
+    with torch.no_grad(), subnormals_kept(q):
         return gradients(dy, call, needs)
 
 

@@ -14,7 +14,6 @@ delta``, a chain over batch entries and queries in ascending order.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -41,7 +40,7 @@ def _shares(sinks: Tensor, stats: Tensor) -> tuple[Tensor, Tensor]:
 def _body(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     y, m, total = forward(q, k, v, *options, torch.float32)  # type: ignore[call-arg]
     stats = torch.stack((m, total))
-    with torch.no_grad(), nullcontext() if q.is_cuda else subnormals_kept():
+    with torch.no_grad(), subnormals_kept(q):
         return y * _shares(sinks, stats)[0].unsqueeze(-1), stats
 
 

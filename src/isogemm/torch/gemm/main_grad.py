@@ -9,7 +9,6 @@ buffer of its own, and they are added once, at the end, in the order of the modu
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -108,7 +107,7 @@ def main_grads(module: Any) -> Iterator[tuple[str, Tensor, Tensor]]:
         if not sums:
             continue
         total = sums[0]
-        with nullcontext() if total.is_cuda else subnormals_kept():
+        with subnormals_kept(total):
             for other in sums[1:]:
                 total = total + other
             if parameter.grad is not None:

@@ -22,7 +22,6 @@ stack of products, with the bits of each alone.
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
 
@@ -175,7 +174,7 @@ def _addend_back(ctx: Any, dy: Tensor) -> Tensor:
 def _scaled(dy: Tensor, scale: float) -> Tensor:
     if scale == 1:
         return dy
-    with nullcontext() if dy.is_cuda else subnormals_kept():
+    with subnormals_kept(dy):
         return dy * scale
 
 

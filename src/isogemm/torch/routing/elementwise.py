@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -132,12 +132,14 @@ def refuse_flushing(what: str) -> None:
         )
 
 
+def subnormals_kept(x: Tensor) -> AbstractContextManager[None]:
+    """torch's own arithmetic on `x` by IEEE 754, also where this thread, or one that helps it, flushes subnormals."""
+    return nullcontext() if x.is_cuda or not _spoiled() else _alone()
+
+
 @contextmanager
-def subnormals_kept() -> Iterator[None]:
-    """torch's own arithmetic by IEEE 754, on one thread where this one or those it started flush subnormals."""
-    if not _spoiled():
-        yield
-        return
+def _alone() -> Iterator[None]:
+    """torch's arithmetic on this thread alone, which keeps subnormals meanwhile."""
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -152,10 +154,10 @@ def blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
     `name` has an underscore at the end where the operator writes to its first argument; `call` is its own kernel.
     """
-    if _spoiled():
-        with subnormals_kept():
-            return _blocked(name, call, args, kwargs)
-    return _blocked(name, call, args, kwargs)
+    if not _spoiled():
+        return _blocked(name, call, args, kwargs)
+    with _alone():
+        return _blocked(name, call, args, kwargs)
 
 
 def _blocked(name: str, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -168,7 +168,7 @@ def _add(x: Tensor, y: Tensor, out_dtype: Any) -> Tensor:
     """One sum for each element, which torch rounds correctly; in the dtype of y, and with the NaN of a result."""
     looked_at("add", (x, y), (out_dtype,), on_host)
     dtype = dtype_of(y, out_dtype)
-    with subnormals_kept():
+    with subnormals_kept(x):
         return rounded(x.detach().float() + y.detach().float(), dtype)
 
 

@@ -8,7 +8,6 @@ routed to it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -73,5 +72,5 @@ def fake(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...]) -> Tenso
 
 def differentiated(of: Recording, dy: Tensor, *tensors: Tensor | None) -> Grads:
     """The gradient of each operand; none where a buffer takes it."""
-    with torch.no_grad(), nullcontext() if dy.is_cuda else subnormals_kept():
+    with torch.no_grad(), subnormals_kept(dy):
         return ROWS[of.kind].gradient(of, dy.resolve_neg(), *tensors)  # autograd negates some gradients lazily

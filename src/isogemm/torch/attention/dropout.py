@@ -24,7 +24,7 @@ from ..operator import Tensor, define_call, define_gradient, refuse_vmap
 from ..routing.elementwise import subnormals_kept
 from . import capped
 from .gradients import Forward, gradients
-from .ops import chosen, empty_pair, fake_gradients
+from .ops import chosen, empty_pair, fake_gradients, needed, remember, remembered
 
 _MASK, _TURNS = 0xFFFFFFFF, ((13, 15, 26, 6), (17, 29, 16, 24))
 
@@ -64,9 +64,8 @@ def _kept(call: Forward, seeds: Tensor, rate: float) -> Any:
     return kept
 
 
-def _call(*arguments: Any) -> Forward:
-    """From q to the contract, y, m, l, seeds and the rate."""
-    *given, seeds, rate = arguments
+def _call(seeds: Tensor, rate: float, *given: Any) -> Forward:
+    """A call of what `Forward` holds, with dropout."""
     call = Forward(*given)
     return replace(call, kept=_kept(call, seeds, rate))
 
@@ -74,9 +73,7 @@ def _call(*arguments: Any) -> Forward:
 def _body(q: Tensor, k: Tensor, v: Tensor, seeds: Tensor, *options: Any) -> tuple[Tensor, Tensor]:
     *told, contract, rate = options
     with torch.no_grad(), subnormals_kept(q):
-        y, m, total = capped.forward(
-            _call(q, k, v, *told, str(chosen(contract, q, k)), *[q.new_empty(0)] * 3, seeds, rate)
-        )
+        y, m, total = capped.forward(_call(seeds, rate, q, k, v, *told, str(chosen(contract, q, k))))
         return y, torch.stack((m, total))
 
 
@@ -85,16 +82,13 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, seeds: Tensor, *options: Any) -> tupl
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, seeds, mask, offset, start, stop, *rest, contract, rate = inputs
-    ctx.options = offset, *rest, str(chosen(contract, q, k)), rate
-    ctx.save_for_backward(q, k, v, seeds, mask, start, stop, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
+    remember(ctx, inputs[:4], inputs[4:12], output)
+    ctx.rate = inputs[12]
 
 
 def _body_back(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, seeds: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *told, rate, y, stats, needs = rest
-    call = _call(q, k, v, *told, y, *stats.unbind(0), seeds, rate)
+    call = _call(seeds, rate, q, k, v, *told, y, *stats.unbind(0))
     with torch.no_grad(), subnormals_kept(q):
         return gradients(dy, call, needs)
 
@@ -102,12 +96,9 @@ def _body_back(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, seeds: Tensor, *rest
 def _back(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 13
-    q, k, v, seeds, mask, start, stop, y, stats = ctx.saved_tensors
-    offset, ranged, scale, softcap, contract, rate = ctx.options
-    needs = list(ctx.needs_input_grad[:3])
-    told = mask, offset, start, stop, ranged, scale, softcap, contract
-    found = _gradient(dy, q, k, v, seeds, *told, rate, y, stats, needs)
-    return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 10
+    operands, options, results = remembered(ctx)
+    found = _gradient(dy, *operands, *options, ctx.rate, *results, list(ctx.needs_input_grad[:3]))
+    return *needed(ctx, found), *[None] * 10
 
 
 class sequence_seeds:

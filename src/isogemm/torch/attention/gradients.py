@@ -39,7 +39,7 @@ _FIRST, *_TERMS = (float(x) for x in EXP2_TERMS["float32"])
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """A forward call and what it saved; `mask` is expanded to [b, hq, tq, tk], `ranged` as in `ops.forward`."""
+    """A forward call and its results; `mask` is expanded to [b, hq, tq, tk], `ranged` as in `ops.forward`."""
 
     q: Tensor
     k: Tensor
@@ -52,9 +52,10 @@ class Forward:
     scale: float | None
     softcap: float | None
     contract: str
-    y: Tensor
-    m: Tensor
-    total: Tensor
+    # y, m, total: None of a call that is still to be computed
+    y: Tensor = None
+    m: Tensor = None
+    total: Tensor = None
     kept: Any = None  # of dropout: (entries, heads) to which probabilities stay, and the factor of those
 
     @property

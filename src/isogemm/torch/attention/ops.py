@@ -74,8 +74,7 @@ def forward(
     """
     known = chosen(contract, q, k)
     if softcap is not None:
-        nothing = q.new_empty(0)
-        call = Forward(q, k, v, mask, causal_offset, start, stop, ranged, scale, softcap, str(known), *[nothing] * 3)
+        call = Forward(q, k, v, mask, causal_offset, start, stop, ranged, scale, softcap, str(known))
         with torch.no_grad(), subnormals_kept(q):
             y, m, total = capped.forward(call)
             return y.to(out_dtype or q.dtype), m, total
@@ -160,22 +159,37 @@ def fake_gradients(dy: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> t
     return tuple([x.new_empty(x.shape if need else (0,)) for x, need in shapes])
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.softcap, contract, _ = inputs
-    ctx.contract = str(chosen(contract, q, k))
-    ctx.save_for_backward(q, k, v, mask, start, stop, *output)
+def remember(ctx: Any, operands: tuple[Any, ...], options: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    """Keep operands from q on, options of `forward` from the mask to the contract, and results, for a gradient of y."""
+    mask, offset, start, stop, *rest, contract = options
+    ctx.options = offset, *rest, str(chosen(contract, *operands[:2]))
+    ctx.save_for_backward(*operands, mask, start, stop, *output)
     ctx.mark_non_differentiable(output[1])
     ctx.set_materialize_grads(False)
 
 
-def _differentiate(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
+def remembered(ctx: Any) -> tuple[list[Tensor], tuple[Any, ...], tuple[Tensor, Tensor]]:
+    """(operands, options, results)."""
+    *operands, mask, start, stop, y, stats = ctx.saved_tensors
+    offset, *rest = ctx.options
+    return operands, (mask, offset, start, stop, *rest), (y, stats)
+
+
+def needed(ctx: Any, gradients: tuple[Tensor, Tensor, Tensor]) -> list[Tensor | None]:
+    """Those of q, k and v, where they are needed: operators have an empty tensor in the place of others."""
+    return [g if need else None for g, need in zip(gradients, ctx.needs_input_grad, strict=False)]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    remember(ctx, inputs[:3], inputs[3:11], output)
+
+
+def _back(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 12
-    q, k, v, mask, start, stop, *outputs = ctx.saved_tensors
-    needs = list(ctx.needs_input_grad[:3])
-    options = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.softcap, ctx.contract)
-    found = _gradient(dy, q, k, v, *options, *outputs, needs)
-    return *[g if need else None for g, need in zip(found, needs, strict=True)], *[None] * 9
+    operands, options, results = remembered(ctx)
+    found = differentiate(dy, *operands, *options, *results, list(ctx.needs_input_grad[:3]))
+    return *needed(ctx, found), *[None] * 9
 
 
 def _folded(x: Any, dim: int | None, size: int, at: int = 0) -> Any:
@@ -200,14 +214,14 @@ def _vmap(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, Tensor
 def _vmap_backward(info: Any, in_dims: Any, *operands: Any) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:
     size, stats = info.batch_size, len(operands) - 2
     flat = [_folded(x, d, size, int(i == stats)) for i, (x, d) in enumerate(zip(operands, in_dims, strict=True))]
-    found, needs = _gradient.with_gradient(*flat), operands[-1]
+    found, needs = differentiate.with_gradient(*flat), operands[-1]
     some = [x.unflatten(0, (size, -1)) if need else x for x, need in zip(found, needs, strict=True)]
     return tuple(some), tuple(0 if need else None for need in needs)
 
 
 attention_op = define(
     "attention", f"({_CALL}, ScalarType? out_dtype) -> (Tensor, Tensor)", _pair, _fake,
-    setup=_remember, backward=_differentiate, vmap=_vmap,
+    setup=_setup, backward=_back, vmap=_vmap,
 )  # fmt: skip
 attention_forward_op = define_forward(
     "attention", f"({_CALL}, ScalarType? out_dtype) -> Tensor",
@@ -216,9 +230,10 @@ attention_forward_op = define_forward(
 )  # fmt: skip
 _attention = Operator(
     "Attention", slice(3), _pair, attention_op, lambda *arguments: (attention_forward_op(*arguments), None),
-    _remember, _differentiate, _vmap,
+    _setup, _back, _vmap,
 )  # fmt: skip
-_gradient = define_gradient(
+# (dq, dk, dv) for dy, the arguments of `forward` up to the contract, y, m and l as one tensor, and needs.
+differentiate = define_gradient(
     "attention_backward",
     f"(Tensor dy, {_CALL}, Tensor y, Tensor stats, bool[] needs) -> (Tensor, Tensor, Tensor)",
     slice(4), _backward, fake_gradients, of="attention", vmap=_vmap_backward,
@@ -231,9 +246,3 @@ def attend(*arguments: Any) -> Tensor:
     if watched(q, k, v) == "direct" and not needs_gradient(q, k, v):
         return forward(*arguments)[0]
     return _attention(*arguments)[0]
-
-
-def differentiate(*arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """(dq, dk, dv) for dy, the arguments of `forward` up to the contract, y, m and l as one tensor, and needs."""
-    found: tuple[Tensor, Tensor, Tensor] = _gradient(*arguments)
-    return found

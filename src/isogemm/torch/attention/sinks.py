@@ -23,7 +23,7 @@ from .. import reductions
 from ..gemm.products import call_product
 from ..operator import Tensor, define_call, refuse_vmap
 from ..routing.elementwise import subnormals_kept
-from .ops import chosen, differentiate, empty_pair, forward
+from .ops import differentiate, empty_pair, forward, needed, remember, remembered
 
 _LOG2E, _LN2 = float(LOG2E), 0.6931471824645996  # ln 2 rounded to float32
 
@@ -49,27 +49,21 @@ def _fake(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, *options: Any) -> tupl
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    q, k, v, sinks, mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.softcap, contract = inputs
-    ctx.contract = str(chosen(contract, q, k))
-    ctx.save_for_backward(q, k, v, sinks, mask, start, stop, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
+    remember(ctx, inputs[:4], inputs[4:], output)
 
 
 def _back(ctx: Any, dy: Tensor | None, *_: Any) -> tuple[Any, ...]:
     if dy is None:
         return (None,) * 12
-    q, k, v, sinks, mask, start, stop, y, stats = ctx.saved_tensors
+    (q, k, v, sinks), options, (y, stats) = remembered(ctx)
     keys, sink = _shares(sinks, stats)
-    options = (mask, ctx.offset, start, stop, ctx.ranged, ctx.scale, ctx.softcap, ctx.contract)
-    needs = list(ctx.needs_input_grad[:3])
-    found = differentiate(dy * keys.unsqueeze(-1), q, k, v, *options, y, stats, needs)
+    found = differentiate(dy * keys.unsqueeze(-1), q, k, v, *options, y, stats, list(ctx.needs_input_grad[:3]))
     dsinks = None
     if ctx.needs_input_grad[3]:
         rows = (reductions.sum(dy * y) * sink).neg().transpose(1, 2).flatten(0, 1)  # [batch and queries, heads]
         dsinks = call_product(None, rows.new_ones(1, len(rows)), rows, 1.0, 0.0, "fma/chain", "chain", torch.float32)
         dsinks = dsinks.reshape(sinks.shape).to(sinks.dtype)
-    return *[g if need else None for g, need in zip(found, needs, strict=True)], dsinks, *[None] * 8
+    return *needed(ctx, found), dsinks, *[None] * 8
 
 
 _call = define_call(

@@ -84,7 +84,7 @@ def gemm(
     -----------
     As `isogemm.gemm`: neither ld, offset, transposition nor the swap of operands changes a bit.
     """
-    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), _contract(contract, mode), alpha, beta)
+    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), alpha, beta, contract, mode)
     where = _wholes("offset", offset_a, offset_b, offset_c)
     return stored.run(*(window.at(offset) for window, offset in zip(stored.windows, where, strict=True)))
 
@@ -140,7 +140,7 @@ def gemm_strided_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
-    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), _contract(contract, mode), alpha, beta)
+    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), alpha, beta, contract, mode)
     count = _size("batch_count", batch_count)
     where, steps = _wholes("offset", offset_a, offset_b, offset_c), _wholes("stride", stride_a, stride_b, stride_c)
     va, vb, vc = (w.batch(offset, step, count) for w, offset, step in zip(stored.windows, where, steps, strict=True))
@@ -192,7 +192,7 @@ def gemm_batched(
     -----------
     Each item has the bits that `gemm` gives it alone.
     """
-    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), _contract(contract, mode), alpha, beta)
+    stored = _stored(transa, transb, (m, n, k), (a, b, c), (lda, ldb, ldc), alpha, beta, contract, mode)
     given = {"offsets_a": offsets_a, "offsets_b": offsets_b, "offsets_c": offsets_c}
     lists = [[_whole(f"{name}[{i}]", x) for i, x in enumerate(_items(name, each))] for name, each in given.items()]
     if len({len(x) for x in lists}) > 1:
@@ -200,10 +200,6 @@ def gemm_batched(
         raise ShapeError("offsets", limit=limit, value=[len(x) for x in lists], nearest=[len(lists[0])] * 3)
     views = [[w.at(offset) for offset in offsets] for w, offsets in zip(stored.windows, lists, strict=True)]
     return stored.run_items(*views)
-
-
-def _contract(contract: ContractLike | None, mode: str | None) -> ContractLike | None:
-    return contract if mode is None else contract_of(mode, contract)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,12 +298,14 @@ def _stored(
     sizes: tuple[int, int, int],
     buffers: tuple[Any, Any, Any],
     lds: tuple[int, int, int],
-    contract: ContractLike | None,
     alpha: float,
     beta: float,
+    contract: ContractLike | None,
+    mode: str | None,
 ) -> _Stored:
+    contract = contract if mode is None else contract_of(mode, contract)
     m, n, k = (_size(name, x) for name, x in zip("mnk", sizes, strict=True))
-    ta, tb = _transposes("transa", transa), _transposes("transb", transb)
+    ta, tb = (problem.stored(name, op) == "T" for name, op in (("transa", transa), ("transb", transb)))
     here = Operands()
     flat = [_flat(name, here.view(name, x)) for name, x in zip("abc", buffers, strict=True)]
     shapes = ((k, m) if ta else (m, k), (n, k) if tb else (k, n), (m, n))
@@ -318,10 +316,6 @@ def _stored(
     given = dispatch.Options(contract, alpha, beta, flat[2].dtype)
     chosen = dispatch.settings(given, here.device, flat[0], flat[1])
     return _Stored(windows, chosen, here, buffers[2])  # type: ignore[arg-type]
-
-
-def _transposes(name: str, op: object) -> bool:
-    return problem.transposed(name, np.empty((1, 2)), op).shape == (2, 1)
 
 
 def _flat(name: str, flat: Array) -> Array:

@@ -325,9 +325,9 @@ def _start(x: Array) -> int:
 
 def _flat(x: Array) -> Array:
     """The elements from the first to the last of a view, as a flat buffer."""
-    extent = 1 + sum((d - 1) * s for d, s in zip(x.shape, x.strides, strict=True)) // x.itemsize if x.size else 0
     if not x.size:
         return np.empty(0, x.dtype)
+    extent = 1 + sum((d - 1) * s for d, s in zip(x.shape, x.strides, strict=True)) // x.itemsize
     return as_strided(x, (extent,), (x.itemsize,), subok=True, writeable=x.flags.writeable)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass
 
 from ..base.arguments import nearest, of_type
 from ..errors import DTypeError, OptionError
@@ -126,5 +126,4 @@ def _single(typed: re.Match[str]) -> str:
 
 
 def _all_names(call: CallNames) -> list[str]:
-    texts = [getattr(call, field.name) for field in fields(call)[1:]]
-    return [name for text in texts for name in text.split(", ") if name]
+    return [name for text in call.names().values() for name in text.split(", ") if name]

@@ -102,11 +102,14 @@ def _launch(kind: str, tensors: tuple[Any, ...], options: tuple[Any, ...], tag: 
 
 
 def _slots(kind: str, tensors: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Operands where kernels look for them: x, another of its shape, a weight and a bias; or x, none, angles."""
+    """Operands where kernels look for them: x, another of its shape, a weight and a bias; or x, none, angles.
+
+    Those of elements and of losses look for them as they come.
+    """
     kernels = OPERATIONS[kind].kernels
     if kernels == "rope":
         return (tensors[0], None, *tensors[1:3], None, None)
-    if kernels == "each" or len(tensors) == 1:
+    if kernels in ("each", "loss") or len(tensors) == 1:
         return tensors
     extents = [operand.extent for operand in signature(kind).operands]
     other = tensors[1:2] if extents[1] == "rows" else (None,)

@@ -20,6 +20,7 @@ from ...operands import memory
 from ...operands.tensors import rounded
 from ..device import column
 from ..operator import Reverse, define, define_forward, is_compiling, once, row_way
+from .direct import launched
 from .signature import dtype_of, integers, on_device, on_host
 
 _FLOAT32 = torch.float32
@@ -50,7 +51,8 @@ def _forward(x: Any, target: Any, ignore_index: int, out_dtype: Any) -> Pair:
     dtype, target = _checked(x, target, ignore_index, out_dtype)
     if x.is_cuda:
         outs = [(target.shape, dtype), ((*target.shape, 2), _FLOAT32)]
-        made: Pair = _launched("cross_entropy", (x, None, target, None), ignore_index, outs)
+        operands, options = (x, None, target, None), (ignore_index, dtype)  # as the kernel has them
+        made: Pair = launched("cross_entropy", operands, options, outs, ignore_index=ignore_index)
         return made
     found, out = memory.empty((*target.shape, 3), FLOAT32)
     column("rows", "cpu").run("cross_entropy", on_host("x", x, x), out, _classes(target, ignore_index).numpy())
@@ -61,7 +63,8 @@ def _backward(dy: Tensor, x: Tensor, target: Tensor, sums: Tensor, ignore_index:
     """The gradient of x."""
     target, dy = target.to(torch.int64), dy.resolve_neg()  # autograd negates some gradients lazily
     if x.is_cuda:
-        made: Tensor = _launched("cross_entropy_back", (x, dy, target, sums), ignore_index, [(x.shape, x.dtype)])
+        operands, options, outs = (x, dy, target, sums), (ignore_index, x.dtype), [(x.shape, x.dtype)]
+        made: Tensor = launched("cross_entropy_back", operands, options, outs, ignore_index=ignore_index)
         return made
     with torch.no_grad():
         rows, _ = on_host("x", x, x), on_host("dy", dy, dy)
@@ -69,13 +72,6 @@ def _backward(dy: Tensor, x: Tensor, target: Tensor, sums: Tensor, ignore_index:
         dx, out = memory.empty(tuple(x.shape), rows.dtype)
         column("rows", "cpu").run("cross_entropy_back", rows, out, given.numpy())
     return dx
-
-
-def _launched(kind: str, operands: tuple[Any, ...], ignore_index: int, outs: list[Any]) -> Any:
-    """An operation on a device, of operands that fit."""
-    rows, options = column("rows", "cuda"), (ignore_index, outs[0][1])
-    found = rows.known(kind, tuple([t for t in operands if t is not None]), options)
-    return rows.run(kind, operands, options, outs, ignore_index=ignore_index) if found is None else found
 
 
 def _classes(target: Tensor, ignore_index: int) -> Tensor:

@@ -22,7 +22,6 @@ from typing import Any
 import torch
 
 from ...api import products as api
-from ...contract.spec import Contract
 from ...errors import ShapeError
 from .. import operator
 from ..device import column
@@ -167,14 +166,12 @@ def _back(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
             continued(rows, x, counts, buffer, ctx.rows)
     if ctx.needs_input_grad[2]:
         # A column of eight: lines of a whole word of the copy engine's.
-        ones, sums = rows.new_ones(len(rows), 8)[:, :1], ctx.rows
-        if str(rows.dtype).removeprefix("torch.") not in ctx.contract.operands:
-            sums = str(with_order(Contract(), order))
+        ones = rows.new_ones(len(rows), 8)[:, :1]
         buffer = asked_for(ctx, 2, ctx.bias_main_grad)
         if buffer is None:
-            db = call_outer(ones, rows, counts, sums, order, ctx.bias_dtype).squeeze(1)
+            db = call_outer(ones, rows, counts, ctx.rows, order, ctx.bias_dtype).squeeze(1)
         else:
-            continued(ones, rows, counts, buffer.unsqueeze(1), sums)
+            continued(ones, rows, counts, buffer.unsqueeze(1), ctx.rows)
     return dx, dw, db, *[None] * 6
 
 

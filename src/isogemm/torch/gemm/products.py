@@ -30,7 +30,7 @@ import torch
 from ...api import products as api
 from ...backends import open_device
 from ...base.dtypes import FLOAT32, TORCH
-from ...contract.spec import Contract, Order, as_contract
+from ...contract.spec import Contract, ContractLike, Order, as_contract
 from ...errors import OptionError
 from ...operands.device_array import DeviceId
 from .. import operator
@@ -74,13 +74,20 @@ def product(c: Tensor | None, a: Tensor, b: Tensor, alpha: float, beta: float, c
         out_dtype = None  # likewise
     if alpha == 1 and (c is None or beta == 0) and a.dim() == b.dim() == 2:
         return api.matmul(a, b, contract=contract or None, out_dtype=out_dtype)
+    return scaled(c, a, b, alpha, beta, contract or None, out_dtype)
+
+
+def scaled(
+    c: Tensor | None, a: Tensor, b: Tensor, alpha: float, beta: float, contract: ContractLike | None, out_dtype: Any
+) -> Tensor:
+    """`product` of tensors that no gradient is recorded of."""
     call = api.gemm if a.dim() == 2 else api.gemm_strided_batched
+    options: dict[str, Any] = {"alpha": alpha, "contract": contract, "out_dtype": out_dtype}
     if c is None or beta == 0:
-        return call(a, b, alpha=alpha, contract=contract or None, out_dtype=out_dtype)
+        return call(a, b, **options)
     if beta == 1 and c.dim() == 1 and c.shape[0] == b.shape[-1]:  # a bias: the same sum, and read once
-        return call(a, b, alpha=alpha, bias=c, contract=contract or None, out_dtype=out_dtype)
-    c = c.expand(*a.shape[:-1], b.shape[-1])
-    return call(a, b, c, alpha=alpha, beta=beta, contract=contract or None, out_dtype=out_dtype)
+        return call(a, b, bias=c, **options)
+    return call(a, b, c.expand(*a.shape[:-1], b.shape[-1]), beta=beta, **options)
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, contract: str, out_dtype: Any) -> Tensor:

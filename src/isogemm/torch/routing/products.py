@@ -15,6 +15,7 @@ from ...api import products as api
 from ...contract.spec import Contract
 from ...errors import ContractError, DTypeError
 from ..device import DTYPES
+from ..gemm.products import scaled
 from ..gemm.ragged import grouped_mm
 from .elementwise import written
 
@@ -56,28 +57,13 @@ def is_served(args: Any) -> bool:
     return _outside(args) is not None
 
 
-# Dimensions of two factors; before them those of the result, where something is added to the product.
-_RANKS = {
-    "mm": (2, 2),
-    "bmm": (3, 3),
-    "mv": (2, 1),
-    "dot": (1, 1),
-    "vdot": (1, 1),
-    "addmm": (2, 2, 2),
-    "_addmm_activation": (2, 2, 2),
-    "baddbmm": (3, 3, 3),
-    "addmv": (1, 2, 1),
-    "addbmm": (2, 3, 3),
-}
-
-
 def _fit(name: str, args: list[Any]) -> bool:
     """Whether two factors have the dimensions and the number of items that torch asks for, and the addend the result's.
 
     The addend may have fewer of them, or 1 in places, unless the result is written to it.
     """
-    ranks = _RANKS.get(name.partition(".")[0].rstrip("_"))
-    if ranks is None:
+    _, ranks = _ROWS.get(name.partition(".")[0].rstrip("_"), (None, ()))
+    if not ranks:
         return True
     a, b = args[len(ranks) - 2 : len(ranks)]
     if (a.dim(), b.dim()) != ranks[-2:] or (b.dim() == 3 and len(a) != len(b)):
@@ -127,18 +113,8 @@ def bmm(contract: Contract | None, a: Tensor, b: Tensor, out_dtype: Any = None) 
 def addmm(
     contract: Contract | None, c: Tensor, a: Tensor, b: Tensor, out_dtype: Any = None, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
-    """alpha * a @ b + beta * c, for matrices and for stacks of them; rounded in the order of `isogemm.gemm`.
-
-    A row that is added to all others is the bias of `isogemm.gemm`: the same bits, and less to read.
-    """
-    call = api.gemm if a.dim() == 2 else api.gemm_strided_batched
-    n = b.shape[-1]
-    options = {"contract": contract, "alpha": float(alpha), "out_dtype": out_dtype}
-    if beta == 0:
-        return call(a, b, **options)
-    if beta == 1 and c.dim() == 1 and c.shape[0] == n:
-        return call(a, b, bias=c, **options)
-    return call(a, b, c.expand(*a.shape[:-1], n), beta=float(beta), **options)
+    """alpha * a @ b + beta * c, for matrices and for stacks of them; rounded in the order of `isogemm.gemm`."""
+    return scaled(c, a, b, float(alpha), float(beta), contract, out_dtype)
 
 
 def addmv(contract: Contract | None, c: Tensor, a: Tensor, v: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
@@ -195,27 +171,33 @@ def convolution(
     return api.linear(rows, w.flatten(1), bias, contract=contract).movedim(-1, 1).contiguous()
 
 
-def _table() -> dict[Any, tuple[Callable[..., Tensor], str]]:
-    sums: dict[str, Callable[..., Tensor]] = {"addmm": addmm, "baddbmm": addmm, "addmv": addmv, "addbmm": addbmm}
-    functions: dict[str, Callable[..., Tensor]] = {
-        **sums,
-        **{f"{name}_": function for name, function in sums.items()},
-        "mm": mm,
-        "bmm": bmm,
-        "mv": mm,
-        "dot": mm,
-        "vdot": mm,
-        "_addmm_activation": addmm_activation,
-        "linear": linear,
-        "_grouped_mm": grouped_mm,
-        "convolution": convolution,
-    }
+# What computes each of aten's products; and the dimensions of its two factors, before them those of the result, where
+# something is added to the product. None where torch's rules are others.
+_ROWS: dict[str, tuple[Callable[..., Tensor | None], tuple[int, ...]]] = {
+    "mm": (mm, (2, 2)),
+    "bmm": (bmm, (3, 3)),
+    "mv": (mm, (2, 1)),
+    "dot": (mm, (1, 1)),
+    "vdot": (mm, (1, 1)),
+    "addmm": (addmm, (2, 2, 2)),
+    "_addmm_activation": (addmm_activation, (2, 2, 2)),
+    "baddbmm": (addmm, (3, 3, 3)),
+    "addmv": (addmv, (1, 2, 1)),
+    "addbmm": (addbmm, (2, 3, 3)),
+    "linear": (linear, ()),
+    "_grouped_mm": (grouped_mm, ()),
+    "convolution": (convolution, ()),
+}
+_IN_PLACE = ("addmm_", "baddbmm_", "addmv_", "addbmm_")
+
+
+def _table() -> dict[Any, tuple[Callable[..., Tensor | None], str]]:
     table = {}
-    for name, function in functions.items():
+    for name in (*_ROWS, *_IN_PLACE):
         packet = getattr(_aten, name)
         for overload in packet.overloads():
             variant = name if overload == "default" else f"{name}.{overload}"
-            table[getattr(packet, overload)] = (function, variant)
+            table[getattr(packet, overload)] = (_ROWS[name.rstrip("_")][0], variant)
     return table
 
 

@@ -17,6 +17,7 @@ import torch
 from ...base.arguments import flag
 from ...contract.spec import ContractLike, as_contract
 from ...errors import OptionError
+from ..operator import needs_gradient
 from . import calls
 from .elementwise import blocked, form, refuse_flushing
 from .products import PRODUCTS, is_composite, replaced
@@ -180,7 +181,7 @@ def _refused(name: str) -> Body:
 
 
 def _linear(original: Any, args: Any, kwargs: Any) -> Any:
-    if not (torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)):
+    if not needs_gradient(*args):
         result = calls.linear_direct(Process.contract, args, kwargs)
         if result is not None:
             return result

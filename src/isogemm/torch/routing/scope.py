@@ -27,6 +27,7 @@ from ...base.arguments import flag
 from ...contract.spec import ContractLike, as_contract
 from ...errors import OptionError
 from ...operands.tensors import run_as_it_is
+from ..operator import needs_gradient
 from . import calls
 from .backward import BACKWARD, differentiated, mark, position
 from .elementwise import blocked, form, per_element, refuse_flushing
@@ -219,7 +220,7 @@ class _FunctionMode(TorchFunctionMode):  # type: ignore[misc]
         return result
 
     def linear(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._is_top() and not (_is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in args)):
+        if self._is_top() and not needs_gradient(*args):
             with _no_dispatch():
                 result = calls.linear_direct(self.products.contract, args, kwargs)
             if result is not None:

@@ -10,9 +10,11 @@ from tests.products import BF16, DTYPES, F16, F32, assert_same, product, values
 
 from isogemm.contract import compare
 from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, OptionError, ShapeError
-from isogemm.operands import views
+from isogemm.operands.tensors import as_tensor as tensor
 
 torch = pytest.importorskip("torch")
+
+from tests.torch.gemm.test_ops import array  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
 from isogemm.torch.gemm import products  # noqa: E402
@@ -22,16 +24,8 @@ TORCH = {F32: torch.float32, BF16: torch.bfloat16, F16: torch.float16}
 BATCHES = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 127, 128)
 
 
-def tensor(x):
-    return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16) if x.dtype == BF16 else torch.from_numpy(x)
-
-
 def leaf(x):
     return tensor(x.copy()).requires_grad_()
-
-
-def array(x):
-    return views.array("x", x.detach())
 
 
 def ones(m, dtype):

@@ -31,7 +31,7 @@ def operands(counts, k=19, n=11, dtype=torch.float32, behind=0, seed=0):
 def alone(x, w, bias, dy, counts, **options):
     """What `linear` makes of each group, and its gradients."""
     parts = []
-    for g, rows in enumerate(torch.arange(sum(counts)).split(counts)):
+    for g, rows in enumerate(torch.arange(sum(counts), device=x.device).split(counts)):
         inputs = [t.detach().requires_grad_() for t in (x[rows], w[g], bias[g])]
         y = iso.linear(*inputs, **options)
         parts.append((y.detach(), *torch.autograd.grad(y, inputs, dy[rows])))

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from tests.backends.cuda.poison import poisoned  # noqa: E402
+from tests.torch.gemm.test_grouped_linear import alone  # noqa: E402
 from tests.torch.tensors import same  # noqa: E402
 
 import isogemm.torch as iso  # noqa: E402
@@ -30,16 +31,6 @@ def operands(counts, n, k, dtype, behind=9):
     x, w, bias, dy = (torch.randn(s, generator=generator, device="cuda").to(dtype) for s in shapes)
     x[sum(counts) :], dy[sum(counts) :] = torch.nan, torch.nan
     return x.requires_grad_(), w.requires_grad_(), bias.requires_grad_(), dy
-
-
-def alone(x, w, bias, dy, counts, **options):
-    parts = []
-    for g, rows in enumerate(torch.arange(sum(counts), device="cuda").split(counts)):
-        inputs = [t.detach().requires_grad_() for t in (x[rows], w[g], bias[g])]
-        y = iso.linear(*inputs, **options)
-        parts.append((y.detach(), *torch.autograd.grad(y, inputs, dy[rows])))
-    y, dx, dw, db = zip(*parts, strict=True)
-    return torch.cat(y), torch.cat(dx), torch.stack(dw), torch.stack(db)
 
 
 @pytest.mark.parametrize("order", ["leaf4096", "chain", "leaf64"])

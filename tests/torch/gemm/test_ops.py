@@ -15,6 +15,7 @@ from tests.products import LAYOUTS as laid_out
 from isogemm.contract.spec import Contract
 from isogemm.errors import ContractError, DTypeError, IsogemmError, OptionError, ShapeError
 from isogemm.operands import views
+from isogemm.operands.tensors import as_tensor
 
 torch = pytest.importorskip("torch")
 
@@ -31,8 +32,7 @@ def tensor(shape, dtype=F32, seed=0, layout="c", grad=False):
     if layout == "broadcast":
         return tensor(shape, dtype, seed)[:1].expand(shape)
     x = laid(values(shape, dtype, seed=seed), layout)
-    made = torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16) if dtype == BF16 else torch.from_numpy(x)
-    return made.requires_grad_() if grad else made
+    return as_tensor(x).requires_grad_(grad)
 
 
 def array(x):

@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 from isogemm.torch.routing import scope  # noqa: E402
 
-__all__ = ["LEAVES", "SCOPED", "bits", "clean", "gemm", "modes", "randn", "same", "within"]
+__all__ = ["LEAVES", "SCOPED", "bits", "chain", "clean", "gemm", "modes", "randn", "same", "within"]
 
 LEAVES = "fma/leaf32"  # bits that no product of torch's has by chance
 SCOPED = pytest.mark.parametrize("scoped", [True, False], ids=["scope", "process"])
@@ -19,6 +19,14 @@ SCOPED = pytest.mark.parametrize("scoped", [True, False], ids=["scope", "process
 
 def gemm(a, b, contract=LEAVES, **options):
     return isogemm.gemm(a.detach(), b.detach(), contract=contract, **options)
+
+
+def chain(terms):
+    """The sum over the first dimension, one addition after another, in float32."""
+    total = torch.zeros(terms.shape[1:], device=terms.device)
+    for term in terms.detach().float():
+        total = total + term
+    return total
 
 
 def modes():

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.torch.tensors import same
 
 torch = pytest.importorskip("torch")
+
+from tests.torch.routing.routed import chain, same  # noqa: E402
 
 import isogemm.torch  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402
@@ -15,14 +16,6 @@ pytestmark = pytest.mark.gpu
 F = torch.nn.functional
 DTYPES = (torch.float32, torch.bfloat16)
 N = 300
-
-
-def chain(terms):
-    """The sum over the first dimension, one addition after another, in float32."""
-    total = torch.zeros(terms.shape[1:], device=terms.device)
-    for term in terms.float():
-        total = total + term
-    return total
 
 
 CALLS = {

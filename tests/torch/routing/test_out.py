@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.torch.routing.routed import SCOPED, clean, randn, same, within  # noqa: F401
+from tests.torch.routing.routed import SCOPED, chain, clean, randn, same, within  # noqa: F401
 
-import isogemm
 from isogemm.errors import OptionError
 
 torch = pytest.importorskip("torch")
@@ -16,10 +15,6 @@ from isogemm.torch.routing.rows import REDUCTIONS  # noqa: E402
 F = torch.nn.functional
 aten = torch.ops.aten
 N = 3001
-
-
-def chain(terms):
-    return isogemm.matmul(torch.ones(1, len(terms)), terms.float(), contract="fma/chain")[0]
 
 
 # A call on x [33, 3001] and ids [33], and the same with `out`: one tensor, or several.

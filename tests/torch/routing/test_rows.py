@@ -6,7 +6,7 @@ import contextlib
 
 import numpy as np
 import pytest
-from tests.torch.routing.routed import clean, randn, same, within  # noqa: F401
+from tests.torch.routing.routed import chain, clean, randn, same, within  # noqa: F401
 
 import isogemm
 from isogemm.contract import rows as contract
@@ -21,14 +21,6 @@ from isogemm.torch.routing.scope import invariant  # noqa: E402
 F = torch.nn.functional
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 N = 300
-
-
-def chain(terms):
-    """The sum over the first dimension, one addition after another, in float32."""
-    total = np.zeros(terms.shape[1:], np.float32)
-    for term in terms.detach().float().numpy():
-        total = total + term
-    return torch.from_numpy(total)
 
 
 # torch's call on x [3, 4, 300], w [300], and what it has to equal.

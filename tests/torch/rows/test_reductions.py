@@ -15,6 +15,7 @@ from tests.products import BF16, DTYPES, F16, F32, laid, values
 import isogemm
 from isogemm.contract import rows as define
 from isogemm.errors import DeviceError, DTypeError, OptionError, ShapeError
+from isogemm.operands.tensors import as_tensor
 
 torch = pytest.importorskip("torch")
 reductions = pytest.importorskip("isogemm.torch.reductions")
@@ -28,9 +29,7 @@ KINDS = ("rms_norm", "layer_norm", "softmax", "log_softmax", "sum", "mean", "sil
 def tensor(x: np.ndarray) -> Any:
     if not x.flags.writeable:  # a broadcast view
         return tensor(x[:1].copy()).expand(x.shape)
-    if x.dtype == BF16:
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
+    return as_tensor(x)
 
 
 def words(x: Any) -> np.ndarray:

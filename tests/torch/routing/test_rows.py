@@ -351,11 +351,19 @@ def test_errors_and_odd_shapes_are_torchs():
             lambda: x.topk(1, 5),
             lambda: x.logsumexp(()),  # with keepdim=True it is that of all elements
             lambda: F.rms_norm(x, (5,)),
+            lambda: F.rms_norm(x, ()),
+            lambda: F.rms_norm(x, (4, 3)),
             lambda: F.layer_norm(x, (3,)),
+            lambda: F.layer_norm(x, ()),
+            lambda: F.layer_norm(x, (4, 3)),
+            lambda: F.layer_norm(x, (3, 4), torch.ones(4, 3)),
+            lambda: F.layer_norm(x[:0], (5,)),
+            lambda: x[0, 0].index_put((torch.tensor([0]),), torch.ones(1), accumulate=True),
             lambda: F.scaled_dot_product_attention(x, x[:, :3], x),
         ):
-            with pytest.raises((RuntimeError, IndexError, ShapeError)):
-                call()
+            for inference in (False, True):
+                with torch.inference_mode(inference), pytest.raises((RuntimeError, IndexError, ShapeError)):
+                    call()
         assert x[:0].sum(-1).shape == (0,)
         assert torch.equal(x[:, :0].sum(-1), torch.zeros(3))
         assert torch.equal(x[:0].sum(0), torch.zeros(4))

@@ -20,6 +20,7 @@ from ...errors import ContractError, IsogemmError, OptionError
 from .. import reductions
 from ..attention.calls import scaled_dot_product_attention
 from ..device import DTYPES
+from .rows import is_normed
 
 Tensor = Any  # torch is untyped to mypy
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -166,9 +167,7 @@ def layer_norm(
 def _normed(norm: Callable[..., Tensor], x: Tensor, normalized: Any, parameters: Any, eps: float) -> Tensor | None:
     """A norm over the last dimensions as over one; autocast has its own idea of the dtype, and is torch's."""
     shape = tuple(normalized)
-    if not shape or not is_free(x, *parameters) or torch.is_autocast_enabled(x.device.type):
-        return None
-    if tuple(x.shape[-len(shape) :]) != shape or any(w is not None and tuple(w.shape) != shape for w in parameters):
+    if not is_free(x, *parameters) or torch.is_autocast_enabled(x.device.type) or not is_normed(x, shape, *parameters):
         return None
     if len(shape) == 1:
         rows = x

@@ -174,12 +174,22 @@ def _logsumexp(x: Tensor, dim: Any, keepdim: bool = False, *, dtype: Any = None)
     return torch.where(largest.isinf(), largest, found).to(dtype).reshape(shape)
 
 
+def is_normed(x: Tensor, shape: Any, *parameters: Tensor | None) -> bool:
+    """Whether the last dimensions of x are those that a norm is over, and parameters have their shape."""
+    shape = tuple(shape)
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+        return False
+    return all(w is None or tuple(w.shape) == shape for w in parameters)
+
+
 def _flat(x: Tensor, shape: Any) -> Tensor:
     """[..., n] for the normalized dimensions `shape`."""
     return x.reshape(*x.shape[: x.dim() - len(shape)], math.prod(shape))
 
 
 def _layer_norm(x: Tensor, shape: Any, weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor] | None:
+    if not is_normed(x, shape, weight, bias):
+        return None
     rows = _flat(x, shape)
     weight, bias = (None if w is None else w.reshape(-1) for w in (weight, bias))
     y = direct("layer_norm", (rows, weight, bias), (eps, None))
@@ -225,7 +235,7 @@ def _embedding_backward(
 
 def _index_put(x: Tensor, indices: Any, values: Tensor, accumulate: bool = False) -> Tensor | None:
     """The gradient of rows that were picked, of which some may be the same: as that of an embedding, added to x."""
-    (ids,) = indices if len(indices) == 1 else (None,)
+    (ids,) = indices if len(indices) == 1 and x.dim() else (None,)
     if ids is None or values.dtype is not x.dtype or values.shape != ids.shape + x.shape[1:] or not values.numel():
         return None
     count = len(x)
@@ -258,8 +268,10 @@ def _nll_loss(
     return found.to(x.dtype), count.to(x.dtype)
 
 
-def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor:
+def _rms_norm(x: Tensor, shape: Any, weight: Any = None, eps: float | None = None) -> Tensor | None:
     """Without an eps, torch takes float32's for all three dtypes."""
+    if not is_normed(x, shape, weight):
+        return None
     weight = None if weight is None else weight.reshape(-1)
     eps = torch.finfo(_FLOAT32).eps if eps is None else eps
     return direct("rms_norm", (_flat(x, shape), weight), (eps, None)).view(x.shape)

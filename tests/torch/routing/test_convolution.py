@@ -71,7 +71,7 @@ def test_other_convolutions_are_torchs_and_counted():
         with invariant(strict=True), pytest.raises(OptionError, match="convolution"):
             call()
     with invariant():
-        for w in (randn(4, 4, 13), randn(4, 3, 3)):
+        for w in (randn(4, 4, 13), randn(4, 3, 3), randn(4, 4, 0), randn(0, 4, 3)):
             with pytest.raises(RuntimeError):
                 F.conv1d(x, w)
 

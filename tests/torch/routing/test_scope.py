@@ -100,6 +100,10 @@ CALLS = {
         lambda a, b, c, s, t: torch.nn.functional.linear(a[0], weight=b.T, bias=c[0]),
         lambda a, b, c, s, t: gemm(a, b, bias=c[0])[0],
     ),
+    "linear of one output": (
+        lambda a, b, c, s, t: torch.nn.functional.linear(s, b.T[0]),
+        lambda a, b, c, s, t: torch.stack([gemm(x, b)[:, 0] for x in s]),
+    ),
     "einsum": (
         lambda a, b, c, s, t: torch.einsum("bik,bkj->bji", s, t),
         lambda a, b, c, s, t: torch.stack([gemm(x, y).T for x, y in zip(s, t, strict=True)]),

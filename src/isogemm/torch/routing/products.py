@@ -140,6 +140,8 @@ def addmm_activation(
 
 def linear(contract: Contract | None, x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ w.T + bias for any number of leading dimensions; reaches a dispatch mode in inference mode only."""
+    if w.dim() == 1 and bias is None:
+        return api.matmul(x, w, contract=contract)
     return api.linear(x, w, bias, contract=contract)
 
 
@@ -156,6 +158,7 @@ def convolution(
     if (
         transposed
         or groups != 1
+        or 0 in w.shape  # torch's own error
         or any(d != 1 for d in dilation)
         or any(p < 0 for p in padding)
         or not len(stride) == len(padding) == rank == x.dim() - 2

@@ -91,6 +91,6 @@ class Operands:
         return self.device.result(x, tuple(operand[:1]) if isinstance(operand, list | tuple) else (operand,))
 
     def done(self) -> None:
-        """The work is enqueued: other libraries' streams wait for `out`, and before they reuse what it reads."""
+        """Let the streams of other libraries wait for the enqueued work, which writes `out` and reads operands."""
         for stream in self._streams:
             self.device.release(stream)

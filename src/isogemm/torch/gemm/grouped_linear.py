@@ -84,10 +84,10 @@ def grouped_walk(a: Tensor, b: Tensor, counts: Tensor, out: Tensor, contract: st
 
 
 def on_device(counts: Tensor, x: Tensor) -> Tensor | None:
-    """Lengths as kernels read them, beside `x`; None where kernels of the host's lengths are to run.
+    """The lengths on x's device, where kernels read them; None where the host has to cut the groups itself.
 
-    Those that the host has are checked, as it costs nothing. A graph that is captured would read them from memory of
-    the host again, wherever they are by then.
+    Lengths that the host has are checked before they are copied, which costs nothing. While a graph is captured they
+    stay with the host: each replay would copy them anew, from memory that may hold something else by then.
     """
     if not x.is_cuda or x.dtype not in _HALVES or not len(x):
         return None

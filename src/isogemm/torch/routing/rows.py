@@ -285,8 +285,8 @@ def _topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool =
     return values.narrow(dim, 0, k).contiguous(), indices.narrow(dim, 0, k).contiguous()
 
 
-def is_whole(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether a reduction is exact in any order: one of integers into integers, or one that adds nothing twice."""
+def has_no_order(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Whether a reduction has one result in any order: integers added to integers, or values put each in its place."""
     x, dtype = args[0], _wanted(kwargs)
     if function in _PUTS:  # without sums: values that are written, or added where a mask says, each once
         picked = [i for i in args[1] if i is not None]
@@ -306,7 +306,7 @@ def _floating(function: Callable[..., Any], args: Any, kwargs: Any) -> Tensor | 
         return None
     if function is _logsumexp:
         return args[0].float() if torch.get_default_dtype() is _FLOAT32 else None
-    return args[0].float() if function in _WHOLE and _wanted(kwargs) in DTYPES else None
+    return args[0].float() if function in _TOTALS and _wanted(kwargs) in DTYPES else None
 
 
 def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any) -> Any:
@@ -324,11 +324,11 @@ def reduced(function: Callable[..., Any], contract: Any, args: Any, kwargs: Any)
                     return None
             x = x.detach()
         found.append(x)
-    if function in _PUTS and is_whole(function, args, kwargs):
+    if function in _PUTS and has_no_order(function, args, kwargs):
         return None
     if outs:
         kwargs = {k: x for k, x in kwargs.items() if not isinstance(x, torch.Tensor)}
-    if found[0].is_cuda and found[0].numel() > _LONGEST and function in _WHOLE and len(found) == 1:
+    if found[0].is_cuda and found[0].numel() > _LONGEST and function in _TOTALS and len(found) == 1:
         return None
     try:
         result = function(*found, **kwargs)
@@ -352,8 +352,8 @@ _PUTS = (_index_put, _index_put_)
 _MASKS = (torch.bool, torch.uint8)
 _ALONG = {kind: (_total if signature(kind).reduces else _elements)(kind) for kind, row in ROWS.items() if row.aten}
 _sum = _ALONG["sum"]
-_WHOLE = (_sum, _ALONG["mean"])
-_TYPED = (*_WHOLE, _logsumexp)  # the dtype of what they are written to is that of their result
+_TOTALS = (_sum, _ALONG["mean"])
+_TYPED = (*_TOTALS, _logsumexp)  # the dtype of what they are written to is that of their result
 
 
 def _table() -> dict[Any, tuple[Callable[..., Any], str]]:

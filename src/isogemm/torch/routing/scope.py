@@ -33,7 +33,7 @@ from .backward import BACKWARD, differentiated, mark, position
 from .elementwise import blocked, form, per_element, refuse_flushing
 from .process import disable, enable
 from .products import contained, is_composite, operands, product_of, replaced
-from .rows import REDUCTIONS, is_whole, reduced
+from .rows import REDUCTIONS, has_no_order, reduced
 from .state import active, aside, enabled, pushed, removed
 
 __all__ = ["active", "disable", "enable", "enabled", "invariant"]
@@ -45,7 +45,7 @@ _depth, _mode_at = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_st
 
 
 class _Treatment(NamedTuple):
-    """What the dispatch mode does with an operator; it holds the operator, whose identity nothing else then takes."""
+    """What the dispatch mode does with an operator; found by the operator's id, and so it keeps the operator alive."""
 
     run: Callable[..., Any]  # a method of _OperatorMode: (self, entry, args, kwargs)
     func: Any
@@ -89,7 +89,7 @@ class _OperatorMode(TorchDispatchMode):  # type: ignore[misc]
         return self._counted(entry, result, args, kwargs)
 
     def reduction(self, entry: _Treatment, args: Any, kwargs: Any) -> Any:
-        if not self.rows or is_whole(entry.function, args, kwargs):  # of integers: exact in any order
+        if not self.rows or has_no_order(entry.function, args, kwargs):
             return entry.func(*args, **kwargs)
         return self._counted(entry, reduced(entry.function, self.contract, args, kwargs), args, kwargs)
 
@@ -168,8 +168,9 @@ def _mark_for_compilers() -> None:
 _mark_for_compilers()
 
 _NEW = object()
-_known: dict[int, _Treatment | None] = {}  # by identity, for an operator's own hash is a Python function; None: torch's
-_plain: list[Any] = []  # operators without an entry to hold them
+# By an operator's id, since its own hash is a Python function; None for operators that are torch's.
+_known: dict[int, _Treatment | None] = {}
+_plain: list[Any] = []  # the operators that are None there, kept alive for the same reason
 
 
 def _learn(func: Any) -> _Treatment | None:

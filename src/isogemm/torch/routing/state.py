@@ -20,7 +20,7 @@ class Process:
     library: Any = None
     options: tuple[bool, bool] = (True, True)  # rows, attention
     contract: Contract | None = None
-    stance: Any = None  # torch's compiler's, which knows the one before
+    stance: Any = None  # the compiler's stance that `enable` has set, a context that puts back the one before
 
 
 def active() -> bool:

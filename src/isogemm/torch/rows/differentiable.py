@@ -1,8 +1,8 @@
 """Operations along rows as operators with a gradient: isogemm::rms_norm, isogemm::rms_norm_backward, and so on.
 
-Compilers and traces call them where torch records gradients, and look into none. Where a buffer takes a gradient, its
-operator is isogemm::rms_norm_backward_: a compiler copies what an operator might write to, unless it can see that
-nobody looks.
+Compilers and traces call them where torch records gradients, and look into none. A gradient that is summed in a buffer
+has an operator of its own, isogemm::rms_norm_backward_, whose schema says that it writes there. If one operator did
+both, a compiler would copy the arguments of every call, unless it could see that nobody looks at them afterwards.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array as arrays
 import ctypes
+import sys
 import weakref
 
 import ml_dtypes
@@ -286,6 +287,22 @@ def test_torch_in_torch_out(dtype):
     scalar = isogemm.matmul(tensor(x[0, 0]), tensor(w[0]))
     assert isinstance(scalar, torch.Tensor)
     assert scalar.shape == ()
+
+
+def test_a_thread_that_allocates_first_shows_others_no_half_of_what_it_learns(monkeypatch):
+    torch, seen = pytest.importorskip("torch"), []
+
+    class Watched:
+        def __getattr__(self, name):
+            seen.append(len(memory._KINDS))
+            return getattr(torch, name)
+
+    monkeypatch.setattr(memory, "_KINDS", {})
+    monkeypatch.setattr(memory, "_strided", memory._strided)
+    monkeypatch.setitem(sys.modules, "torch", Watched())
+    memory._learn()
+    assert not any(seen)
+    assert len(memory._KINDS) == 4
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

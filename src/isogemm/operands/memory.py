@@ -100,8 +100,8 @@ def _learn() -> None:
     global _strided
     torch = sys.modules["torch"]
     _strided = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cpu", _strided)
-    for dtype in (*DTYPES, INT32):
-        _KINDS[dtype] = getattr(torch, dtype.name)
+    # In one step: another thread that finds some of them looks no further.
+    _KINDS.update({dtype: getattr(torch, dtype.name) for dtype in (*DTYPES, INT32)})
 
 
 def _strided(shape: tuple[int, ...], steps: tuple[int, ...], kind: Any) -> Any:

@@ -101,6 +101,13 @@ def test_without_torch_the_package_can_be_looked_at():
         (lambda: iso.reductions.layer_norm(torch.ones(2, 8), eps="1"), DTypeError, "eps"),
         (lambda: iso.attention(*[torch.ones(1, 1, 2, 4)] * 3, causal=True, offset=1.5), DTypeError, "offset"),
         (lambda: iso.attention(*[torch.ones(1, 1, 2, 4)] * 3, dropout=torch.zeros(3)), DTypeError, "dropout"),
+        (lambda: isogemm.gemm(*[torch.ones(2, 2)] * 2, alpha=torch.ones((), device="meta")), OptionError, "alpha"),
+        (lambda: isogemm.gemm(*[torch.ones(2, 2)] * 2, trans_b=np.array(["N", "T"])), OptionError, "trans_b"),
+        (
+            lambda: isogemm.matmul([torch.ones(2, requires_grad=True)], np.ones((2, 1)), cast="float32"),
+            DTypeError,
+            "numbers in rows",
+        ),
         (lambda: iso.sequence_seeds([1, 2]), DTypeError, r"seeds: .*int64"),
         (lambda: iso.sequence_seeds(torch.arange(2)).__exit__(), OptionError, "as many ends as beginnings"),
     ],

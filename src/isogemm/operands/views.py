@@ -72,7 +72,7 @@ def to_float32(name: str, x: Any, cast: str) -> Any:
                 raise TypeError
             with ieee_defaults():
                 return found.astype(np.float32)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):  # RuntimeError: of torch's
             raise DTypeError(
                 name, limit="numbers in rows of one length", value=f"a {type(x).__name__}", nearest="an array"
             ) from None

@@ -248,7 +248,7 @@ def _scalar(name: str, value: Any) -> float:
         if isinstance(value, str | bytes | bytearray | complex | np.complexfloating):
             raise TypeError
         exact = float(value)
-    except (TypeError, ValueError, OverflowError) as error:
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # RuntimeError: of torch's
         raise OptionError(name, limit="a finite real number", value=repr(value), nearest=1.0) from error
     rounded = nearest_float32(exact)
     if not math.isfinite(rounded):

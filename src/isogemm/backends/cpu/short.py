@@ -42,7 +42,7 @@ def recall(kind: str, a: Any, b: Any, bias: Any, out: Any, options: tuple[Any, .
         alpha = 1.0
     else:
         accumulate, contract, alpha, out_dtype, trans_a, trans_b = options
-        if trans_a != "N" or trans_b != "N":
+        if not (type(trans_a) is type(trans_b) is str and trans_a == trans_b == "N"):
             return None
     dtype = _DTYPES.get(a.dtype) if a.dtype is b.dtype else None
     if dtype is None or type(accumulate) is not bool or (accumulate and out is None):

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..base import arguments
 from .rows import entropy
 from .rows.ops import along, together
 from .rows.rotations import norm_rope_pair, rope, rope_pair, rope_tables
@@ -233,7 +234,7 @@ def sum(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`.
     """
-    return along("sum", (x,), (bool(keepdim), out_dtype))
+    return along("sum", (x,), (arguments.flag("keepdim", keepdim), out_dtype))
 
 
 def mean(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
@@ -241,7 +242,7 @@ def mean(x: Tensor, *, keepdim: bool = False, out_dtype: Any = None) -> Tensor:
 
     Parameters and errors as in `sum`.
     """
-    return along("mean", (x,), (bool(keepdim), out_dtype))
+    return along("mean", (x,), (arguments.flag("keepdim", keepdim), out_dtype))
 
 
 def silu_mul(x: Tensor, y: Tensor, *, out_dtype: Any = None) -> Tensor:

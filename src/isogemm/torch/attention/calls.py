@@ -185,7 +185,7 @@ def scaled_dot_product_attention(
     ShapeError, DTypeError, DeviceError, OptionError, ContractError, LimitError
         Nothing was computed.
     """
-    if dropout_p != 0:
+    if arguments.number("dropout_p", dropout_p) != 0:
         raise OptionError("dropout_p", limit="0: no dropout", value=dropout_p, nearest=0.0)
     if attn_mask is not None and is_causal:
         raise OptionError("attn_mask with is_causal=True", limit="one of them", value="both", nearest="is_causal=False")

@@ -40,7 +40,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, out_
     ShapeError, DTypeError, DeviceError, OptionError
         As `rms_norm`; also where n is odd, the tables do not fit, or they require grad.
     """
-    return along("rope", (x, cos, sin), (bool(interleaved), out_dtype))
+    return along("rope", (x, cos, sin), (arguments.flag("interleaved", interleaved), out_dtype))
 
 
 def rope_pair(
@@ -67,7 +67,7 @@ def rope_pair(
     ShapeError, DTypeError, DeviceError, OptionError
         As `rope`.
     """
-    return together("rope_pair", (q, k, cos, sin), (bool(interleaved), out_dtype))
+    return together("rope_pair", (q, k, cos, sin), (arguments.flag("interleaved", interleaved), out_dtype))
 
 
 def norm_rope_pair(
@@ -111,8 +111,8 @@ def norm_rope_pair(
     ShapeError, DTypeError, DeviceError, OptionError, ContractError
         As `rms_norm` and `rope`.
     """
-    operands = (q, k, q_weight, k_weight, cos, sin)
-    return together("norm_rope_pair", operands, (eps, bool(interleaved), out_dtype), grad_order)
+    options = (eps, arguments.flag("interleaved", interleaved), out_dtype)
+    return together("norm_rope_pair", (q, k, q_weight, k_weight, cos, sin), options, grad_order)
 
 
 def rope_tables(positions: Tensor, n: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:

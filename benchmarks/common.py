@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.text import Text
 
 from isogemm.base.progress import Tell, progress_bar
+from isogemm.contract import compare
 from isogemm.lab import Progress, Timing, read_json, relative_speed, verdict
 
 RESULTS = Path(__file__).parent / "results"
@@ -128,6 +129,11 @@ class Worded:
     def name(self) -> str:
         """`words` as one line."""
         return " ".join(self.words)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What a row keeps of it: all fields but the bars, which the row has judged."""
+        return {key: value for key, value in asdict(self).items() if key != "bars"}  # type: ignore[call-overload]
 
 
 def has_words(case: Worded, words: str) -> bool:
@@ -285,6 +291,24 @@ def seconds_text(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds:.0f} {unit}"
     return f"{seconds / 1e-9:.0f} ns"
+
+
+def compared(contract: str, found: Any, want: Any) -> dict[str, Any]:
+    """Two arrays by their bits: ``contract``, ``checked`` and ``differing`` elements, ``first`` mismatch in words."""
+    first = compare.first_mismatch(found, want)
+    return {
+        "contract": contract,
+        "checked": found.size,
+        "differing": compare.differing(found, want),
+        "first": None if first is None else str(first),
+    }
+
+
+def definition_text(rows: Iterable[Row]) -> str:
+    """How many elements of the rows were compared with the definition, before the files that they are from."""
+    checks = [row["correctness"] for row in rows if row.get("correctness")]
+    differing, checked = (sum(check[key] for check in checks) for key in ("differing", "checked"))
+    return f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From"
 
 
 def bits_text(correctness: Mapping[str, Any] | None) -> Text | str:

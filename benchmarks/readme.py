@@ -15,7 +15,7 @@ import typer
 
 from isogemm.base.disk import write_whole
 
-from .common import Row, cell, measured, sources_text, wrapped
+from .common import Row, cell, definition_text, measured, sources_text, wrapped
 from .cpu.cases import RANDOM
 from .cpu.measure import against, of_threads
 from .gpu.readme import gpu_section
@@ -57,8 +57,6 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     rows = list({(row["name"], row["threads"]): row for run in runs for row in run["rows"]}.values())
     stamp = runs[0]["environment"]
     every = [*rows, *(row for run in drawn for row in run["rows"])]
-    bits = [row["correctness"] for row in every if row.get("correctness")]
-    differing, checked = sum(b["differing"] for b in bits), sum(b["checked"] for b in bits)
     packages, cpu = stamp["packages"], stamp["cpu"]
     versions = " and ".join(f"{name} {packages[name]}" for name in ("numpy", "torch") if name in packages)
     out = [
@@ -70,13 +68,7 @@ def section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> str:
     ]
     out += [f"| {words} | {cell(ratios(rows, s, ms, 1))} | {cell(ratios(rows, s, ms, 2))} |" for words, s, ms in LINES]
     out += _drawn(drawn)
-    out += [
-        "",
-        f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From",
-        *sources_text(sources),
-        "",
-    ]
-    return "\n".join(out)
+    return "\n".join([*out, "", definition_text(every), *sources_text(sources), ""])
 
 
 def _is_drawn(run: Mapping[str, Any]) -> bool:

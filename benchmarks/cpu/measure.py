@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -207,7 +207,6 @@ def _row(
     verdicts: list[Verdict] = [verdict(ours, t) for t in timings.values() if t is not ours] if ours else []
     bars = [bar for bar in case.bars if not bar.threads or threads in bar.threads]
     plan = _plan(case, threads)
-    facts = {key: value for key, value in asdict(case).items() if key != "bars"}
     return row(
         case.name,
         command=settings.command(case, threads),
@@ -223,7 +222,7 @@ def _row(
         operands=operands,
         bars=[{"bar": str(bar), "result": judge(bar, timings)} for bar in bars],
         error=error,
-        **facts,
+        **case.facts,
     )
 
 

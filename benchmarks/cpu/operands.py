@@ -14,6 +14,7 @@ from isogemm.base.dtypes import NUMPY
 from isogemm.lab import Candidate, Run, rotate
 from isogemm.operands.tensors import as_tensor
 
+from ..common import compared
 from .cases import Case
 
 __all__ = ["PEERS", "Setup", "build", "compare", "have_torch"]
@@ -131,36 +132,17 @@ def _setup(calls: dict[str, Run], result: Callable[[], tuple[Array, Array, Array
 
 
 def compare(a: Array, b: Array, got: Array, rng: np.random.Generator) -> dict[str, Any]:
-    """Compare sampled rows and columns of a stack of products with the default contract's definition.
+    """Sampled rows and columns of a stack of products, `compared` with the default contract's definition.
 
     An element depends on its row of `a` and its column of `b` alone, so the sampled ones are exact.
-
-    Returns
-    -------
-    dict
-        ``contract``, ``checked`` and ``differing`` elements, and ``first``: the first mismatch of the sample in words.
     """
-    from isogemm.contract import compare as bits
     from isogemm.contract import reference
 
     contract = "fma/chain"
     rows, columns = _sample(got.shape[1], SAMPLED_ROWS, rng), _sample(got.shape[2], SAMPLED_COLUMNS, rng)
     items = _sample(got.shape[0], 4, rng)
-    checked = differing = 0
-    first = None
-    for item in items:
-        accumulators = reference.evaluate(a[item][rows], b[item][:, columns], contract)
-        expected = reference.epilogue(accumulators, out_dtype=got.dtype)
-        found = np.ascontiguousarray(got[item][np.ix_(rows, columns)])
-        checked += found.size
-        differing += bits.differing(found, expected)
-        first = first or bits.first_mismatch(found, expected)
-    return {
-        "contract": contract,
-        "checked": checked,
-        "differing": differing,
-        "first": None if first is None else str(first),
-    }
+    sums = np.stack([reference.evaluate(a[item][rows], b[item][:, columns], contract) for item in items])
+    return compared(contract, got[np.ix_(items, rows, columns)], reference.epilogue(sums, out_dtype=got.dtype))
 
 
 def _sample(size: int, count: int, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isogemm.contract import compare, reference
+from isogemm.contract import reference
 from isogemm.operands.tensors import on_host
+
+from ..common import compared
 
 __all__ = ["Sample", "relative_error"]
 
@@ -67,20 +69,8 @@ class Sample:
         return self._expected
 
     def check(self, got: Any) -> dict[str, Any]:
-        """Compare `got` [m' <= m, n], the product of the first m' rows, with the definition.
-
-        Returns
-        -------
-        dict
-            ``contract``, ``checked`` and ``differing`` elements, ``first`` mismatch of the sample in words.
-        """
+        """`got` [m' <= m, n], the product of the first m' rows, `compared` with the definition."""
         count = sum(1 for r in self.rows if r < got.shape[0])
         found = on_host(got[list(self.rows[:count])][:, list(self.columns)])
         want = reference.epilogue(self.expected()[:count], out_dtype=found.dtype)
-        first = compare.first_mismatch(found, want)
-        return {
-            "contract": self.definition,
-            "checked": found.size,
-            "differing": compare.differing(found, want),
-            "first": None if first is None else str(first),
-        }
+        return compared(self.definition, found, want)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -176,7 +176,6 @@ def _row(
     spaced = timings.get(OURS + SPACED)
     if spaced:
         verdicts.append(verdict(spaced, timings["torch.mm" + SPACED]))
-    facts = {key: value for key, value in asdict(case).items() if key != "bars"}
     roofline = case.form not in ("host", "wall", "replay")
     return row(
         case.name,
@@ -192,5 +191,5 @@ def _row(
         bars=[{"bar": str(bar), "result": judge(bar, timings)} for bar in case.bars] + _error_bar(case, correctness),
         absent=dict(absent),
         error=error,
-        **facts,
+        **case.facts,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from isogemm.lab import Candidate, Timing, interleave, row, verdict
@@ -190,7 +190,6 @@ def _row(
     for bar in case.bars:
         found = judged.get((bar.variant, bar.peer))
         bars.append({"bar": str(bar), "result": found.against(bar.value) if found else "NOT MEASURED"})
-    facts = {key: value for key, value in asdict(case).items() if key != "bars"}
     return row(
         case.name,
         command=settings.command(case),
@@ -203,5 +202,5 @@ def _row(
         absent=dict(made.absent),
         first_call_seconds=made.first,
         error=error,
-        **facts,
+        **case.facts,
     )

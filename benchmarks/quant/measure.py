@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from isogemm.lab import (
 )
 from isogemm.quant import QuantizedMatrix
 
-from ..common import Worded, repeated, told
+from ..common import Worded, compared, repeated, told
 from ..llama.cpu import Llama, Product
 
 __all__ = ["FORMATS", "IN_PLACE", "PEERS", "ROWS", "SHAPES", "Case", "Settings", "bar", "cases", "measure"]
@@ -186,7 +186,7 @@ def _measured(
         bars=[_judged(case, timings)] if threads == BAR_THREADS else [],
         error=None,
         clock="cpu" if settings.cpu_time else "wall",
-        **asdict(case),
+        **case.facts,
     )
 
 
@@ -213,16 +213,10 @@ def _checked(
     columns = np.sort(rng.choice(case.n, CHECKED_COLUMNS, replace=False))
     expected = int32.evaluate(x[rows], decode(w.rows[columns], w.format))
     got = np.ascontiguousarray(out[np.ix_(rows, columns)])
-    first = bits.first_mismatch(got, expected)
-    native = bits.differing(isogemm.linear(x, w.in_place()), out)
+    found = compared("int32/chain", got, expected)
+    found["differing"] += bits.differing(isogemm.linear(x, w.in_place()), out)
     apart = {}
     for name, products in peers.items():
         products[0].run()
         apart[name] = float(np.abs(products[0].y - out).max() / np.abs(out).max())
-    return {
-        "contract": "int32/chain",
-        "checked": got.size,
-        "differing": bits.differing(got, expected) + native,
-        "first": None if first is None else str(first),
-        "peers_apart": apart,
-    }
+    return found | {"peers_apart": apart}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..common import Row, cell, sources_text
+from ..common import Row, cell, definition_text, sources_text
 from .measure import FORMATS, PEERS, ROWS, SHAPES
 
 __all__ = ["quant_section"]
@@ -16,8 +16,6 @@ def quant_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
     # A case that a later file measured again counts there alone.
     rows = list({(row["name"], row["threads"]): row for run in runs for row in run["rows"]}.values())
     cpu, version = runs[0]["environment"]["cpu"], runs[0]["llama"]["ggml"]
-    differing = sum(row["correctness"]["differing"] for row in rows)
-    checked = sum(row["correctness"]["checked"] for row in rows)
     threads = sorted({row["threads"] for row in rows})
     shapes = ", ".join(f"({n}, {k})" for n, k in SHAPES)
     out = [
@@ -35,13 +33,7 @@ def quant_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> 
             for m in ROWS
         ]
         out.append(f"| {fmt} | " + " | ".join(cells) + " |")
-    out += [
-        "",
-        f"Of {checked:,} output elements compared with the definition in these runs, {differing} differed. From",
-        *sources_text(sources),
-        "",
-    ]
-    return "\n".join(out)
+    return "\n".join([*out, "", definition_text(rows), *sources_text(sources), ""])
 
 
 def _plural(threads: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -184,5 +184,5 @@ def _row(
         bars=_judged(case, timings),
         absent={name: words for name, words in setup.absent.items() if name != OURS} if setup else {},
         error=error,
-        **asdict(case),
+        **case.facts,
     )

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 import isogemm
-from isogemm.contract import compare, int32, reference
+from isogemm.contract import int32, reference
 from isogemm.formats.reference import decode
 from isogemm.lab import rotate
 from isogemm.operands.tensors import as_tensor, on_host
 from isogemm.quant import FORMATS, QuantizedMatrix
 from isogemm.study.bits import differing
 
-from ..common import words_of
+from ..common import compared, words_of
 from ..gpu.bits import Sample
 from ..gpu.operands import L2_BYTES, normal, rotated
 from ..llama.cuda import LlamaCuda, Products, Weights
@@ -311,13 +311,7 @@ def _integers(layer: Layer, got: Any) -> dict[str, Any]:
     rows = [r for r in layer.ends if r < got.shape[0]]
     found = on_host(got[rows][:, list(layer.sample.columns)])
     want = reference.epilogue(layer.integers[: len(rows)], out_dtype=found.dtype)
-    first = compare.first_mismatch(found, want)
-    return {
-        "contract": INTEGER,
-        "checked": found.size,
-        "differing": compare.differing(found, want),
-        "first": None if first is None else str(first),
-    }
+    return compared(INTEGER, found, want)
 
 
 def _apart(calls: dict[str, Call], results: dict[str, Callable[[], Any]]) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import isfinite
 from typing import Any
 
@@ -182,14 +182,13 @@ class Bench:
         timings = interleaved(self.world, runs, rounds=settings.rounds, block_seconds=settings.block_seconds)
         launches = self._launches(runs, timings) if self.world.device == "cuda" else {}
         peer = _fastest(timings)
-        facts = {key: value for key, value in asdict(case).items() if key != "bars"}
         return row(
             case.name, command=settings.command(case),
             timings=timings, verdicts=[verdict(t, peer) for t in timings.values() if t is not peer],
             tokens_per_second={name: case.count / t.median for name, t in timings.items()},
             bars=_bars(case, timings, peer), launches=launches, absent=absent, first_call_seconds=first,
             differing=wrong, error=f"logits too far from isogemm's: {far}" if far else None,
-            seed=settings.seed, tp=self.world.size, **facts,
+            seed=settings.seed, tp=self.world.size, **case.facts,
         )  # fmt: skip
 
     def _judged(self, logits: Mapping[str, Any]) -> tuple[int, dict[str, float]]:

@@ -293,7 +293,7 @@ def seconds_text(seconds: float) -> str:
     return f"{seconds / 1e-9:.0f} ns"
 
 
-def compared(contract: str, found: Any, want: Any) -> dict[str, Any]:
+def compare_bits(contract: str, found: Any, want: Any) -> dict[str, Any]:
     """Two arrays by their bits: ``contract``, ``checked`` and ``differing`` elements, ``first`` mismatch in words."""
     first = compare.first_mismatch(found, want)
     return {

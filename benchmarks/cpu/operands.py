@@ -14,7 +14,7 @@ from isogemm.base.dtypes import NUMPY
 from isogemm.lab import Candidate, Run, rotate
 from isogemm.operands.tensors import as_tensor
 
-from ..common import compared
+from ..common import compare_bits
 from .cases import Case
 
 __all__ = ["PEERS", "Setup", "build", "compare", "have_torch"]
@@ -132,7 +132,7 @@ def _setup(calls: dict[str, Run], result: Callable[[], tuple[Array, Array, Array
 
 
 def compare(a: Array, b: Array, got: Array, rng: np.random.Generator) -> dict[str, Any]:
-    """Sampled rows and columns of a stack of products, `compared` with the default contract's definition.
+    """Sampled rows and columns of a stack of products, by `compare_bits` with the default contract's definition.
 
     An element depends on its row of `a` and its column of `b` alone, so the sampled ones are exact.
     """
@@ -142,7 +142,7 @@ def compare(a: Array, b: Array, got: Array, rng: np.random.Generator) -> dict[st
     rows, columns = _sample(got.shape[1], SAMPLED_ROWS, rng), _sample(got.shape[2], SAMPLED_COLUMNS, rng)
     items = _sample(got.shape[0], 4, rng)
     sums = np.stack([reference.evaluate(a[item][rows], b[item][:, columns], contract) for item in items])
-    return compared(contract, got[np.ix_(items, rows, columns)], reference.epilogue(sums, out_dtype=got.dtype))
+    return compare_bits(contract, got[np.ix_(items, rows, columns)], reference.epilogue(sums, out_dtype=got.dtype))
 
 
 def _sample(size: int, count: int, rng: np.random.Generator) -> NDArray[np.intp]:

@@ -13,7 +13,7 @@ from isogemm.lab import environment, write_json
 
 from ..common import groups_text, line_console, listed, named_of, results_path, selected, summarize, told
 from .cases import DRAWN, GROUPS, RANDOM, SUITES, TUNED_GROUPS, Case, cases
-from .engine import Engine, open_engine
+from .engine import CudaEngine, open_engine
 from .measure import Settings, against, measure
 from .operands import Peers, Shelf
 from .peers import PEERS, load_peers
@@ -70,7 +70,7 @@ def _wrong(correctness: Mapping[str, Any]) -> int:
 
 
 def run(
-    chosen: list[Case], settings: Settings, engine: Engine, peers: Peers, out: Path | None, facts: Mapping[str, Any]
+    chosen: list[Case], settings: Settings, engine: CudaEngine, peers: Peers, out: Path | None, facts: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Path]:
     """Measure and write after every case, so that an interrupted run keeps what it had."""
     before, ceilings = engine.facts(), engine.ceilings()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from isogemm.contract import reference
 from isogemm.operands.tensors import on_host
 
-from ..common import compared
+from ..common import compare_bits
 
 __all__ = ["Sample", "relative_error"]
 
@@ -69,8 +69,8 @@ class Sample:
         return self._expected
 
     def check(self, got: Any) -> dict[str, Any]:
-        """`got` [m' <= m, n], the product of the first m' rows, `compared` with the definition."""
+        """`got` [m' <= m, n], the product of the first m' rows, by `compare_bits` with the definition."""
         count = sum(1 for r in self.rows if r < got.shape[0])
         found = on_host(got[list(self.rows[:count])][:, list(self.columns)])
         want = reference.epilogue(self.expected()[:count], out_dtype=found.dtype)
-        return compared(self.definition, found, want)
+        return compare_bits(self.definition, found, want)

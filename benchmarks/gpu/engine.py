@@ -6,19 +6,19 @@ import itertools
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import typer
 
 from isogemm.contract.spec import Contract
-from isogemm.lab import Clock, Run, SubmitClock, SyncClock, uncollected
+from isogemm.lab import Clock, Run, SubmitClock, SyncClock, WallClock, uncollected
 from isogemm.planner.tuning import Wanted, pose
 from isogemm.problem.product import Product
 
 from .cases import Case
 from .operands import few_rows
 
-__all__ = ["CudaEngine", "Engine", "open_engine", "posed"]
+__all__ = ["CudaEngine", "HostEngine", "open_engine", "posed"]
 
 Thunk = Callable[[], Any]
 COPY_BYTES = 2 << 30
@@ -40,55 +40,6 @@ def compared(x: Case) -> Iterator[Product]:
     yield posed(x)
     yield replace(posed(x), dtype_bias=None)
     yield from (posed(x, m) for m in few_rows(x.m))
-
-
-class Engine(Protocol):
-    """What `measure` needs of a device."""
-
-    device: str
-
-    @property
-    def clock(self) -> Clock:
-        """Time on the device."""
-        ...
-
-    @property
-    def submit(self) -> Clock:
-        """Time on the host until the calls are enqueued."""
-        ...
-
-    @property
-    def wall(self) -> Clock:
-        """Time on the host until the device is done."""
-        ...
-
-    def capture(self, calls: Sequence[Thunk]) -> Run:
-        """All calls as one graph; what is returned replays it."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        ...
-
-    def forget_tables(self) -> None:
-        """Let no row of a table say what serves a product."""
-        ...
-
-    def prepare(self, drawn: Sequence[Case]) -> None:
-        """Compile, side by side, the kernels that will be chosen for drawn products."""
-        ...
-
-    def tune(self, drawn: Sequence[Case]) -> None:
-        """Time what may serve drawn products, as their first calls would."""
-        ...
-
-    def ceilings(self) -> dict[str, float]:
-        """Measured: ``bytes_per_second`` of a copy, and flop/s by arithmetic."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """The device, its driver and clocks."""
-        ...
 
 
 class EventClock:
@@ -118,7 +69,13 @@ class EventClock:
 
 
 class CudaEngine:
-    """The current CUDA device."""
+    """The current CUDA device, and what is timed on it.
+
+    Attributes
+    ----------
+    clock, submit, wall : Clock
+        Time on the device; on the host until calls are enqueued; on the host until the device is done.
+    """
 
     device = "cuda"
 
@@ -139,7 +96,7 @@ class CudaEngine:
         torch.cuda.synchronize()
 
     def capture(self, calls: Sequence[Thunk]) -> Run:
-        """One CUDA graph of all calls, in a memory pool shared with the others: no result of a replay is kept.
+        """What replays one CUDA graph of all calls, in a memory pool shared with the others: no result is kept.
 
         Not `torch.cuda.graph`, which collects garbage and empties the allocator's cache around every capture.
         """
@@ -164,12 +121,15 @@ class CudaEngine:
         return graph
 
     def forget_tables(self) -> None:
-        """See `Engine`. Verdicts on kernels of ours stay; those on a library's algorithms are rows' own."""
+        """Let no row of a table say what serves a product.
+
+        Verdicts on kernels of ours stay; those on a library's algorithms are rows' own.
+        """
         here = _chooser()
         here.tables, here.shipped = [], ()
 
     def prepare(self, drawn: Sequence[Case]) -> None:
-        """See `Engine`. Nothing is timed: what is chosen is what a first call would choose."""
+        """Compile, side by side, what first calls would choose for drawn products. Nothing is timed."""
         from isogemm.lab.gpu.bench import prepare_in_processes
 
         here = _chooser()
@@ -182,7 +142,7 @@ class CudaEngine:
         prepare_in_processes(0, [(*use, tuple(products)) for use, products in jobs.items()], seconds=240.0)
 
     def tune(self, drawn: Sequence[Case]) -> None:
-        """See `Engine`."""
+        """Time what may serve drawn products, as their first calls would."""
         from isogemm.base.progress import progress_bar
         from isogemm.base.tuning import BUDGET
 
@@ -242,6 +202,26 @@ class CudaEngine:
             return found
         values = [value.strip() for value in answer.stdout.strip().split(",")]
         return found | (dict(zip(FIELDS, values, strict=True)) if len(values) == len(FIELDS) else {})
+
+
+class HostEngine:
+    """A CPU in a GPU's place: a graph is its calls. Shows that everything runs, and nothing else."""
+
+    device = "cpu"
+
+    def __init__(self) -> None:
+        self.clock = self.submit = self.wall = WallClock()
+
+    def synchronize(self) -> None:
+        """Nothing runs behind the host's back."""
+
+    def capture(self, calls: Sequence[Any]) -> Any:
+        """A function that makes the calls."""
+        return lambda i: [call() for call in calls]
+
+    def facts(self) -> dict[str, Any]:
+        """A name."""
+        return {"name": "cpu"}
 
 
 def _chooser() -> Any:

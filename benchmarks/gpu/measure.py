@@ -11,7 +11,7 @@ from isogemm.lab import Candidate, Ceilings, Clock, Progress, Timing, fastest, i
 
 from ..common import Bar, graph_calls, least_speed, repeated, words_of
 from .cases import Case
-from .engine import Engine
+from .engine import CudaEngine
 from .kernels import kernel_of
 from .operands import Peers, Setup, Shelf, build
 from .peers import fastest_torch
@@ -53,7 +53,7 @@ class Settings:
 def measure(
     case: Case,
     settings: Settings,
-    engine: Engine,
+    engine: CudaEngine,
     shelf: Shelf,
     ceilings: Mapping[str, float],
     peers: Peers = MappingProxyType({}),
@@ -88,7 +88,12 @@ def _drop_unable(setup: Setup) -> dict[str, str]:
 
 
 def _timed(
-    case: Case, setup: Setup, settings: Settings, engine: Engine, ceilings: Mapping[str, float], report: Progress | None
+    case: Case,
+    setup: Setup,
+    settings: Settings,
+    engine: CudaEngine,
+    ceilings: Mapping[str, float],
+    report: Progress | None,
 ) -> dict[str, Timing]:
     if case.form in ("host", "wall"):
         clock: Clock = engine.submit if case.form == "host" else engine.wall

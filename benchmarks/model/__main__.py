@@ -10,10 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from isogemm.lab import WallClock, environment, write_json
+from isogemm.lab import environment, write_json
 
 from ..common import has_words, line_console, named_of, results_path, selected
-from ..gpu.engine import open_engine
+from ..gpu.engine import HostEngine, open_engine
 from .build import Shelf
 from .cases import SUITES, Case, Sizes, cases, tiny
 from .measure import Settings, measure, wrong
@@ -99,26 +99,6 @@ def _profile(case: Case, runs: Mapping[str, Any], engine: Any, console: Console)
             else:
                 lines = host(one, engine.synchronize)
         console.print(f"  {name}", *lines, sep="\n    ", highlight=False, markup=False, soft_wrap=True)
-
-
-class HostEngine:
-    """A CPU in a GPU's place: a graph is its calls. Shows that everything runs, and nothing else."""
-
-    device = "cpu"
-
-    def __init__(self) -> None:
-        self.clock = self.submit = self.wall = WallClock()
-
-    def synchronize(self) -> None:
-        """Nothing runs behind the host's back."""
-
-    def capture(self, calls: Sequence[Any]) -> Any:
-        """A function that makes the calls."""
-        return lambda i: [call() for call in calls]
-
-    def facts(self) -> dict[str, Any]:
-        """A name."""
-        return {"name": "cpu"}
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from isogemm.lab import (
 )
 from isogemm.quant import QuantizedMatrix
 
-from ..common import Worded, compared, repeated, told
+from ..common import Worded, compare_bits, repeated, told
 from ..llama.cpu import Llama, Product
 
 __all__ = ["FORMATS", "IN_PLACE", "PEERS", "ROWS", "SHAPES", "Case", "Settings", "bar", "cases", "measure"]
@@ -213,7 +213,7 @@ def _checked(
     columns = np.sort(rng.choice(case.n, CHECKED_COLUMNS, replace=False))
     expected = int32.evaluate(x[rows], decode(w.rows[columns], w.format))
     got = np.ascontiguousarray(out[np.ix_(rows, columns)])
-    found = compared("int32/chain", got, expected)
+    found = compare_bits("int32/chain", got, expected)
     found["differing"] += bits.differing(isogemm.linear(x, w.in_place()), out)
     apart = {}
     for name, products in peers.items():

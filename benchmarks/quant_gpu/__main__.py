@@ -13,7 +13,7 @@ import typer
 from isogemm.lab import environment, write_json
 
 from ..common import counts_of, groups_text, line_console, named_of, results_path, selected, told
-from ..gpu.engine import Engine, open_engine
+from ..gpu.engine import CudaEngine, open_engine
 from ..llama.cuda import LlamaCuda
 from .cases import FORMATS, LAYERS, RANDOM, ROWS, SHAPES, Case, cases, drawn
 from .kernels import prepare
@@ -72,7 +72,7 @@ def main(
 def run(
     chosen: list[Case],
     settings: Settings,
-    engine: Engine,
+    engine: CudaEngine,
     peers: Peers,
     out: Path | None,
     facts: Mapping[str, Any],

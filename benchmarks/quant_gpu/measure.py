@@ -10,7 +10,7 @@ from typing import Any
 from isogemm.lab import Candidate, Ceilings, Timing, Verdict, interleave, row, verdict
 
 from ..common import graph_calls, least_speed, repeated, summarize, told, words_of
-from ..gpu.engine import Engine
+from ..gpu.engine import CudaEngine
 from ..gpu.measure import judge
 from .cases import FP32, GROUPS, OURS, PLAIN, PLAIN_FP32, Q8, RANDOM, Case
 from .kernels import kernel_of
@@ -53,7 +53,7 @@ class Settings:
 
 
 def measure(
-    case: Case, settings: Settings, engine: Engine, shelf: Shelf, ceilings: Mapping[str, float]
+    case: Case, settings: Settings, engine: CudaEngine, shelf: Shelf, ceilings: Mapping[str, float]
 ) -> dict[str, Any]:
     """The row of a case. An error of ours becomes a row that says so; who cannot is named in ``absent``."""
     correctness: dict[str, Any] | None = None
@@ -88,7 +88,7 @@ def _kernels(setup: Setup) -> dict[str, str]:
 
 
 def _timed(
-    case: Case, setup: Setup, settings: Settings, engine: Engine, ceilings: Mapping[str, float]
+    case: Case, setup: Setup, settings: Settings, engine: CudaEngine, ceilings: Mapping[str, float]
 ) -> dict[str, Timing]:
     """Everybody's calls as graphs, replayed in turns."""
     graphs, counts = [], {}

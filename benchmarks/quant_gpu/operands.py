@@ -18,7 +18,7 @@ from isogemm.operands.tensors import as_tensor, on_host
 from isogemm.quant import FORMATS, QuantizedMatrix
 from isogemm.study.bits import differing
 
-from ..common import compared, words_of
+from ..common import compare_bits, words_of
 from ..gpu.bits import Sample
 from ..gpu.operands import L2_BYTES, normal, rotated
 from ..llama.cuda import LlamaCuda, Products, Weights
@@ -311,7 +311,7 @@ def _integers(layer: Layer, got: Any) -> dict[str, Any]:
     rows = [r for r in layer.ends if r < got.shape[0]]
     found = on_host(got[rows][:, list(layer.sample.columns)])
     want = reference.epilogue(layer.integers[: len(rows)], out_dtype=found.dtype)
-    return compared(INTEGER, found, want)
+    return compare_bits(INTEGER, found, want)
 
 
 def _apart(calls: dict[str, Call], results: dict[str, Callable[[], Any]]) -> dict[str, float]:

@@ -13,8 +13,7 @@ from isogemm.lab import Timing, row, verdict
 from isogemm.study.bits import differing
 
 from ..common import repeated, told, words_of
-from ..gpu.engine import CudaEngine
-from ..model.__main__ import HostEngine
+from ..gpu.engine import CudaEngine, HostEngine
 from ..model.build import cache_of, forward, random_model
 from ..model.cases import Case, Sizes
 from ..model.profile import kernels

@@ -18,16 +18,16 @@ from benchmarks.gpu.peers import PEERS, fastest_torch, load_peers
 from benchmarks.gpu.readme import OTHERS, gpu_section
 from benchmarks.gpu.show import summary, tables
 from rich.console import Console
+from tests.benchmarks.standin import CEILINGS, StandIn
 from tests.process import python
 from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import readme
-from isogemm.lab import SubmitClock, SyncClock, Timing, WallClock, read_json, write_json
+from isogemm.lab import SubmitClock, Timing, read_json, write_json
 from isogemm.study.bits import differing
 
 ALL = cases(SUITES)
-CEILINGS = {"bytes_per_second": 4e12, "bfloat16": 8e14, "float16": 8e14, "float32": 5e13, "tf32x3": 1.3e14}
 CHAIN = "tensor_core:sm90/chain"
 TINY = {
     "linear": Case("llm", "linear", 3, 5, 16, contract=CHAIN, bars=(Bar("torch", 1e-9),), spaced=True),
@@ -40,35 +40,6 @@ TINY = {
     "wall": Case("overhead", "wall", 2, 3, 16, contract=CHAIN),
     "replay": Case("overhead", "replay", 2, 3, 16, contract=CHAIN),
 }
-
-
-class HostEngine:
-    """A GPU's stand-in: a graph is a list of calls."""
-
-    device = "cpu"
-
-    def __init__(self):
-        self.clock = WallClock()
-        self.submit, self.wall = SubmitClock(self.synchronize), SyncClock(self.synchronize)
-        self.captured = []
-
-    def synchronize(self):
-        pass
-
-    def capture(self, calls):
-        self.captured.append(len(calls))
-
-        def replay(i):
-            for call in calls:
-                call()
-
-        return replay
-
-    def ceilings(self):
-        return CEILINGS
-
-    def facts(self):
-        return {"name": "Stand-in 9000"}
 
 
 def timing(name, seconds):
@@ -173,7 +144,7 @@ def test_a_graph_is_whole_passes_over_the_copies(monkeypatch):
 
 @pytest.mark.parametrize("case", TINY.values(), ids=TINY)
 def test_a_row_of_every_form(case):
-    engine = HostEngine()
+    engine = StandIn()
     row = measure(case, quick(), engine, Shelf("cpu", 3), CEILINGS, dict.fromkeys(PEERS, lambda x, w: x @ w))
     assert row["error"] is None
     assert "isogemm" in row["timings"]
@@ -209,7 +180,7 @@ def test_wrong_bits_of_ours_are_counted(monkeypatch):
         return y
 
     monkeypatch.setattr("benchmarks.gpu.operands.isogemm.linear", wrong)
-    row = measure(TINY["linear"], quick(), HostEngine(), Shelf("cpu", 3), CEILINGS)
+    row = measure(TINY["linear"], quick(), StandIn(), Shelf("cpu", 3), CEILINGS)
     assert row["correctness"]["differing"] == 1
     assert row["correctness"]["first"]
     assert "bits: 2 of" not in summary([row]).plain  # the whole batch has the same wrong bit here
@@ -226,7 +197,7 @@ def test_bits_that_change_with_the_batch_are_counted(monkeypatch):
 
     monkeypatch.setattr("benchmarks.gpu.operands.isogemm.linear", wrong)
     case = replace(TINY["linear"], m=4)
-    row = measure(case, quick(), HostEngine(), Shelf("cpu", 3), CEILINGS)
+    row = measure(case, quick(), StandIn(), Shelf("cpu", 3), CEILINGS)
     assert row["correctness"]["differing"] == 0
     assert row["correctness"]["batch_differing"] == 20
 
@@ -235,10 +206,10 @@ def test_an_error_of_ours_is_a_row_and_peers_that_cannot_are_named(monkeypatch):
     def fail(*_, **__):
         raise NotImplementedError("no kernel")
 
-    row = measure(TINY["linear"], quick(), HostEngine(), Shelf("cpu", 3), CEILINGS, {PEER: fail})
+    row = measure(TINY["linear"], quick(), StandIn(), Shelf("cpu", 3), CEILINGS, {PEER: fail})
     assert row["absent"] == {PEER: "NotImplementedError: no kernel"}
     monkeypatch.setattr("benchmarks.gpu.operands.isogemm.linear", fail)
-    row = measure(TINY["linear"], quick(), HostEngine(), Shelf("cpu", 3), CEILINGS)
+    row = measure(TINY["linear"], quick(), StandIn(), Shelf("cpu", 3), CEILINGS)
     assert row["error"] == "NotImplementedError: no kernel"
     assert row["timings"] == {}
     assert "failed: llm" in summary([row]).plain
@@ -301,7 +272,7 @@ def test_an_absent_peer_is_said(tmp_path):
 def command(monkeypatch):
     monkeypatch.setattr(gpu, "SUITES", {"llm": None})
     monkeypatch.setattr(gpu, "cases", lambda suites, **_: [TINY["linear"]])
-    monkeypatch.setattr(gpu, "open_engine", HostEngine)
+    monkeypatch.setattr(gpu, "open_engine", StandIn)
     app = Typer()
     app.command()(gpu.main)
     return lambda *words: CliRunner().invoke(app, ["--quick", *words])
@@ -336,7 +307,7 @@ def test_products_are_timed_ahead_if_asked_for_and_never_meanwhile(suite, words,
     drawn = replace(TINY["linear"], suite=suite)
     monkeypatch.setattr(gpu, "cases", lambda suites, **_: [drawn])
     for step in ("forget_tables", "prepare", "tune"):
-        monkeypatch.setattr(HostEngine, step, lambda self, *of, step=step: done.append((step, *of)), raising=False)
+        monkeypatch.setattr(StandIn, step, lambda self, *of, step=step: done.append((step, *of)), raising=False)
     result = command("--suite", suite, "--out", str(tmp_path / "r.json"), *words)
     assert result.exit_code == 0, result.output
     assert done == [(step, *[[drawn]] * (step != "forget_tables")) for step in steps]
@@ -360,7 +331,7 @@ def test_bad_usage_exits_with_2(command, words, tmp_path):
 
 
 def test_rows_of_every_kind_can_be_shown():
-    rows = [measure(case, quick(), HostEngine(), Shelf("cpu", 3), CEILINGS) for case in TINY.values()]
+    rows = [measure(case, quick(), StandIn(), Shelf("cpu", 3), CEILINGS) for case in TINY.values()]
     failed = gpu_measure._row(TINY["linear"], quick(), {}, None, CEILINGS, None, {"p": "no"}, "ValueError: no")
     console = Console(width=200, record=True, file=io.StringIO())
     for table in tables([*rows, failed]):

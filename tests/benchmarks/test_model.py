@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from benchmarks.common import selected
+from benchmarks.gpu.engine import HostEngine
 from benchmarks.model import __main__ as model
 from benchmarks.model import measure as model_measure
 from benchmarks.model.build import Shelf, Step
@@ -94,7 +95,7 @@ def test_all_variants_of_a_step_share_their_weights_and_one_cache(shelf):
 @pytest.mark.parametrize("only", ["decode eager batch=8", "decode graph batch=1", "prefill eager"])
 def test_a_row_of_the_model(shelf, only):
     case = one("model", only)
-    row, runs = measure(case, quick(), model.HostEngine(), shelf)
+    row, runs = measure(case, quick(), HostEngine(), shelf)
     assert row["error"] is None
     assert set(row["timings"]) == set(runs) == VARIANTS - set(shelf.absent)
     assert row["tokens_per_second"][TORCH] == pytest.approx(case.count / row["timings"][TORCH]["median"])
@@ -117,7 +118,7 @@ def test_a_step_s_logits_are_those_of_the_whole_prompt(shelf):
 
 @pytest.mark.parametrize("phase", ["mlp", "attention"])
 def test_a_row_of_training(shelf, phase):
-    row, _ = measure(one("train", f"{phase} eager"), quick(), model.HostEngine(), shelf)
+    row, _ = measure(one("train", f"{phase} eager"), quick(), HostEngine(), shelf)
     assert row["error"] is None
     assert set(row["timings"]) == {TORCH, GRAD, MAIN_GRAD, "torch, float32 sums"}
     assert row["correctness"][MAIN_GRAD]["differing"] == 0
@@ -150,7 +151,7 @@ def test_bits_that_change_are_counted_and_fail_the_run(shelf, monkeypatch, tmp_p
         return torch.full((1, 4), float(len(calls)))
 
     monkeypatch.setattr(Shelf, "steps", lambda self, case, batch=0: {TORCH: Step(changing), WHOLE: Step(changing)})
-    row, _ = measure(case, quick(), model.HostEngine(), shelf)
+    row, _ = measure(case, quick(), HostEngine(), shelf)
     assert row["correctness"][WHOLE] == {"differing": 4, "checked": 4}
     assert wrong(row) == 4
     result = run("--suite", "model", "--only", "decode eager batch=8", "--out", str(tmp_path / "r.json"))
@@ -163,7 +164,7 @@ def test_what_fails_is_named_and_the_rest_is_measured(shelf, monkeypatch):
 
     good = Step(lambda i: sum(range(1000)))
     monkeypatch.setattr(Shelf, "steps", lambda self, case, batch=0: {TORCH: good, WHOLE: Step(fail), LINEARS: good})
-    row, _ = measure(one("model", "decode graph batch=8"), quick(), model.HostEngine(), shelf)
+    row, _ = measure(one("model", "decode graph batch=8"), quick(), HostEngine(), shelf)
     assert row["absent"] == dict(shelf.absent) | {WHOLE: "NotImplementedError: no kernel"}
     assert set(row["timings"]) == {TORCH, LINEARS}
     assert {bar["bar"]: bar["result"] for bar in row["bars"]}[f"{WHOLE} ≥ 0.8 torch"] == "NOT MEASURED"
@@ -178,7 +179,7 @@ def test_what_fails_is_named_and_the_rest_is_measured(shelf, monkeypatch):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch's compiler, when it is loaded
 def test_nothing_is_compiled_after_the_given_time(shelf):
     case = one("compiled", "compile")
-    row, _ = measure(case, replace(quick(), compile_until=0.0), model.HostEngine(), shelf)
+    row, _ = measure(case, replace(quick(), compile_until=0.0), HostEngine(), shelf)
     assert row["timings"] == {}
     assert row["absent"][TORCH].startswith("not compiled: ")
     assert row["error"] is None
@@ -203,7 +204,7 @@ def test_a_run_writes_rows_that_can_be_read(tmp_path):
 def test_the_readme_gets_rates_ratios_and_bits(shelf):
     rows = []
     for suite, only in (("model", "decode eager batch=8"), ("model", "prefill graph"), ("train", "mlp eager")):
-        rows.append(measure(one(suite, only), quick(), model.HostEngine(), shelf)[0])
+        rows.append(measure(one(suite, only), quick(), HostEngine(), shelf)[0])
     content = {"rows": rows, "device": {"before": {"name": "Stand-in", "packages": {"torch": "9.9"}}}}
     text = model_section([content], ["a.json"])
     plain = rows[0]["tokens_per_second"][TORCH]

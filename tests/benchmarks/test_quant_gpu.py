@@ -37,42 +37,21 @@ from benchmarks.quant_gpu.peers import GEMLITE, GemLite, _compile_all, grouped, 
 from benchmarks.quant_gpu.readme import quant_gpu_section
 from benchmarks.quant_gpu.show import line, summary, table
 from rich.console import Console
+from tests.benchmarks.standin import CEILINGS, StandIn
 from tests.process import python
 from typer import Typer
 from typer.testing import CliRunner
 
 import isogemm
 from isogemm.formats.reference import decode
-from isogemm.lab import Timing, WallClock, read_json
+from isogemm.lab import Timing, read_json
 from isogemm.quant import QuantizedMatrix
 
 FLOATS = {FP32, PLAIN_FP32}
-CEILINGS = {"bytes_per_second": 4e12, "bfloat16": 8e14}
 TINY = Case("Q4_K", 3, 16, 256)
 
 
-class HostEngine:
-    """A GPU's stand-in: a graph is a list of calls."""
-
-    device = "cpu"
-
-    def __init__(self):
-        self.clock = WallClock()
-
-    def synchronize(self):
-        pass
-
-    def capture(self, calls):
-        return lambda i: [call() for call in calls]
-
-    def ceilings(self):
-        return CEILINGS
-
-    def facts(self):
-        return {"name": "Stand-in 9000"}
-
-
-class StandIn:
+class Multiplier:
     """A GemLite that multiplies plain weights."""
 
     version = "0"
@@ -98,7 +77,7 @@ def quick():
 
 
 def measured(case=TINY, peers=None):
-    return measure(case, quick(), HostEngine(), Shelf("cpu", 3, peers or Peers(), (case.m,)), CEILINGS)
+    return measure(case, quick(), StandIn(), Shelf("cpu", 3, peers or Peers(), (case.m,)), CEILINGS)
 
 
 def test_names_are_unique_and_everything_asked_for_is_covered():
@@ -277,7 +256,7 @@ def test_an_error_of_ours_is_a_row_and_peers_that_cannot_are_named(monkeypatch):
 
 
 def test_who_cannot_be_captured_or_checked_loses_nothing_else(monkeypatch):
-    class Refusing(HostEngine):
+    class Refusing(StandIn):
         captures = 0
 
         def capture(self, calls):
@@ -294,14 +273,14 @@ def test_who_cannot_be_captured_or_checked_loses_nothing_else(monkeypatch):
 
 
 def test_a_peer_is_tuned_once_for_each_weight_and_its_error_is_said():
-    peer = StandIn()
+    peer = Multiplier()
     shelf = Shelf("cpu", 3, Peers(peer), (1, 3))
-    rows = [measure(Case("Q4_0", m, 16, 256), quick(), HostEngine(), shelf, CEILINGS) for m in (1, 3)]
+    rows = [measure(Case("Q4_0", m, 16, 256), quick(), StandIn(), shelf, CEILINGS) for m in (1, 3)]
     assert peer.prepared == 1
     for row in rows:
         assert row["correctness"]["apart"][GEMLITE] < 1e-2
         assert (OURS, GEMLITE) in {(v["ours"], v["peer"]) for v in row["verdicts"]}
-    measure(Case("Q8_0", 1, 16, 256), quick(), HostEngine(), shelf, CEILINGS)
+    measure(Case("Q8_0", 1, 16, 256), quick(), StandIn(), shelf, CEILINGS)
     assert peer.prepared == 2
 
 
@@ -408,7 +387,7 @@ def test_what_a_linker_misses_becomes_symbols_that_abort():
 
 @pytest.fixture
 def command(monkeypatch):
-    monkeypatch.setattr(quant_gpu, "open_engine", HostEngine)
+    monkeypatch.setattr(quant_gpu, "open_engine", StandIn)
     app = Typer()
     app.command()(quant_gpu.main)
     words = ("--formats", "Q8_0", "--m", "1,2", "--shapes", "16x64", "--quick", "--no-gemlite")

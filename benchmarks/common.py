@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from math import exp, log
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -26,6 +26,10 @@ STYLES = {"MET": "green", "NOT MET": "red", "AMBIGUOUS": "yellow", "NOT MEASURED
 
 # What chooses the code of OpenBLAS, MKL and torch, or the size of their blocks.
 HELD_BY = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE", "MKL_ENABLE_INSTRUCTIONS", "ATEN_CPU_CAPABILITY")
+
+# Options that every command has: a JSON file, and a run that only shows that all runs.
+Out = Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")]
+Quick = Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")]
 
 Row = Mapping[str, Any]
 T = TypeVar("T", bound="Worded")

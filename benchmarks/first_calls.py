@@ -27,7 +27,7 @@ import typer
 from isogemm.base.progress import progress_bar
 from isogemm.lab import environment, write_json
 
-from .common import cpu_name, results_path
+from .common import Out, cpu_name, results_path
 from .gpu.engine import CudaEngine
 
 ROOT = Path(__file__).parents[1]
@@ -105,37 +105,33 @@ def measure(folder: Path) -> list[dict[str, Any]]:
 
 
 def run(
-    out: Annotated[Path | None, typer.Option(help="Where the JSON goes. Default: benchmarks/results.")] = None,
+    out: Out = None,
     gpu: Annotated[bool, typer.Option(help="Drawn products on this GPU instead.")] = False,
     seed: Annotated[int, typer.Option(help="Of these products.", min=0)] = 0,
     count: Annotated[int, typer.Option(help="Of them.", min=2)] = 40,
 ) -> None:
     """Time first calls, each in a process of its own with an empty cache, and the same calls again."""
-    stamp = environment()
-    if gpu:
-        with tempfile.TemporaryDirectory() as folder:
-            rows, found = on_gpu(Path(folder), seed, count)
-        device = CudaEngine().facts()
-        path = write_json(
-            out or results_path("first-calls", str(device["name"])), rows, environment=stamp, benchmark="first_calls",
-            device=device, found=found,
-        )  # fmt: skip
-        typer.echo(
-            f"first {found['first']:.2f} s; then median {1e3 * found['median']:.1f} ms, most {found['most']:.2f} s"
-        )
-        typer.echo(path)
-        return
+    stamp, facts = environment(), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
-        rows = measure(Path(folder))
-    path = write_json(
-        out or results_path("first-calls", cpu_name(stamp)), rows, environment=stamp, benchmark="first_calls"
-    )
-    for row in rows:
-        first, again = row["first"], row["again"]
-        typer.echo(
-            f"{row['name']}: {first['seconds']:.0f} s, {first['cpu_seconds']:.0f} of CPUs; again {again['seconds']:.1f}"
-        )
+        if gpu:
+            rows, found = on_gpu(Path(folder), seed, count)
+            facts = {"device": CudaEngine().facts(), "found": found}
+        else:
+            rows = measure(Path(folder))
+    target = out or results_path("first-calls", str(facts["device"]["name"]) if gpu else cpu_name(stamp))
+    path = write_json(target, rows, environment=stamp, benchmark="first_calls", **facts)
+    for line in [_of_gpu(found)] if gpu else map(_of_cpu, rows):
+        typer.echo(line)
     typer.echo(path)
+
+
+def _of_gpu(found: Mapping[str, Any]) -> str:
+    return f"first {found['first']:.2f} s; then median {1e3 * found['median']:.1f} ms, most {found['most']:.2f} s"
+
+
+def _of_cpu(row: Mapping[str, Any]) -> str:
+    first, again = row["first"], row["again"]
+    return f"{row['name']}: {first['seconds']:.0f} s, {first['cpu_seconds']:.0f} of CPUs; again {again['seconds']:.1f}"
 
 
 if __name__ == "__main__":

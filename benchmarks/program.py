@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -37,6 +36,7 @@ from isogemm.program.executor import CANARIES
 
 from .common import (
     Bar,
+    Out,
     Row,
     check_peers,
     cpu_name,
@@ -240,7 +240,7 @@ def main(
     divide: Annotated[int, typer.Option(help="Divide the model's extents by this, for a try.", min=1, max=8)] = 1,
     blocks: Annotated[int, typer.Option(help="Rounds; fewer than 5 decide nothing.", min=1)] = 21,
     cpu_time: Annotated[bool, typer.Option(help="Count CPU time: for 1 thread, on a machine that is busy.")] = False,
-    json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    json: Out = None,
     seed: Annotated[int, typer.Option(help="Of weights and tokens.", min=0)] = 0,
 ) -> None:
     """Time a step in interleaved rounds, check the bits of its gradients, and hold it against the bars.

@@ -13,7 +13,6 @@ import random
 import time
 from collections.abc import Iterator, Mapping
 from itertools import product
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from isogemm.lab import environment, write_json
 from isogemm.program import AdamW, Choices, DecoderConfig, Program, lower
 from isogemm.program.executor import scalars
 
-from .common import cpu_name, line_console, repeated, results_path
+from .common import Out, cpu_name, line_console, repeated, results_path
 from .program import peer_of, weights_of
 
 MODEL = DecoderConfig(
@@ -115,7 +114,7 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens of each, and rows of a leaf.", min=1)] = 64,
     steps: Annotated[int, typer.Option(help="Of training.", min=1)] = 10,
     drawn: Annotated[int, typer.Option(help="Plans that are drawn.", min=0)] = 32,
-    json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    json: Out = None,
     seed: Annotated[int, typer.Option(help="Of weights, tokens and plans.", min=0)] = 0,
 ) -> None:
     """Train by every choice, compare all bits, and write a row for each."""

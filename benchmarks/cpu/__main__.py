@@ -13,6 +13,8 @@ from isogemm.backends.cpu.device import HostDevice
 from isogemm.lab import environment, write_json
 
 from ..common import (
+    Out,
+    Quick,
     check_peers,
     counts_of,
     cpu_name,
@@ -37,8 +39,8 @@ def main(
     threads: Annotated[str, typer.Option(help="Thread counts, with commas; set for every library.")] = "1,2",
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'm=1 n=4096', 'NT'.")] = "",
     peers: Annotated[str, typer.Option(help="Peers, with commas.")] = ",".join(PEERS),
-    json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
-    quick: Annotated[bool, typer.Option(help="Few short blocks: shows that all runs, decides little.")] = False,
+    json: Out = None,
+    quick: Quick = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the layers that are drawn.", min=0)] = 0,
     clock: Annotated[str, typer.Option(help="wall; on a busy machine cpu for 1 thread, quiet for more.")] = "wall",
     count: Annotated[int, typer.Option(help="Layers to draw.", min=1)] = DRAWN,

@@ -11,7 +11,7 @@ import typer
 from isogemm import set_tuning
 from isogemm.lab import environment, write_json
 
-from ..common import groups_text, line_console, listed, named_of, results_path, selected, summarize, told
+from ..common import Out, Quick, groups_text, line_console, listed, named_of, results_path, selected, summarize, told
 from .cases import DRAWN, GROUPS, RANDOM, SUITES, TUNED_GROUPS, Case, cases
 from .engine import CudaEngine, open_engine
 from .measure import Settings, against, measure
@@ -26,8 +26,8 @@ def main(
     suite: Annotated[str, typer.Option(help=f"{', '.join(SUITES)}, all of these, or {RANDOM}.")] = "all",
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'm=1 n=4096'.")] = "",
     peers: Annotated[Path | None, typer.Option(help=f"A folder that holds {', '.join(PEERS)}, or some.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
-    quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
+    out: Out = None,
+    quick: Quick = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
     count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = DRAWN,
     tuned: Annotated[bool, typer.Option(help="Time kernels of drawn products ahead; else models choose.")] = False,

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from isogemm.lab import environment, write_json
 
-from ..common import has_words, line_console, named_of, results_path, selected
+from ..common import Out, Quick, has_words, line_console, named_of, results_path, selected
 from ..gpu.engine import HostEngine, open_engine
 from .build import Shelf
 from .cases import SUITES, Case, Sizes, cases, tiny
@@ -26,8 +26,8 @@ WIDTH = 210  # of the table, where the output is a file or a pipe
 def main(
     suite: Annotated[str, typer.Option(help=f"{', '.join(SUITES)} or all; several with commas.")] = "all",
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'decode graph batch=8'.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
-    quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
+    out: Out = None,
+    quick: Quick = False,
     profile: Annotated[
         str, typer.Option(help="Words of cases to list kernels and host functions of; sets with commas.")
     ] = "",

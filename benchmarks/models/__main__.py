@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ..common import geometric_mean, named_of, results_path
+from ..common import Out, geometric_mean, named_of, results_path
 from .ledger import Case, Ledger, Sizes
 
 PARTS = {"serving": 130.0, "train": 100.0, "grouped": 60.0, "backward": 40.0, "bits": 240.0, "prefill": 60.0}
@@ -20,7 +19,7 @@ BARS = {"grouped": 0.95, "backward": 0.8}
 def main(
     parts: Annotated[str, typer.Option(help=f"{', '.join(PARTS)}; several with commas, or all.")] = "all",
     seconds: Annotated[float, typer.Option(help="For each part, instead of its own limit.")] = 0.0,
-    out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    out: Out = None,
     only: Annotated[list[str] | None, typer.Option(help="Cases whose names have these words, in this order.")] = None,
     seed: Annotated[int, typer.Option(help="Of weights, tokens, counts and requests.", min=0)] = 0,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",

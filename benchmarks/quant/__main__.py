@@ -12,7 +12,7 @@ from rich.table import Table
 from isogemm.base.progress import progress_bar
 from isogemm.lab import environment, write_json
 
-from ..common import Row, counts_of, cpu_name, line_console, ratio_text, results_path, selected
+from ..common import Out, Row, counts_of, cpu_name, line_console, ratio_text, results_path, selected
 from ..cpu.show import summary
 from ..llama.cpu import Llama
 from .measure import IN_PLACE, PEERS, ROWS, Case, Settings, cases, measure
@@ -24,7 +24,7 @@ def main(
     llama: Annotated[Path, typer.Option(help="A build of ggml; benchmarks/llama/cpu.py says how to make one.")],
     threads: Annotated[str, typer.Option(help="Thread counts, with commas; set for both.")] = "1,2",
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'Q4_K m=1', 'n=4096'.")] = "",
-    json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    json: Out = None,
     cpu_time: Annotated[bool, typer.Option(help="Count CPU time: for 1 thread, on a machine that is busy.")] = False,
     blocks: Annotated[int, typer.Option(help="Rounds; fewer than 5 decide nothing.", min=1)] = 9,
     seed: Annotated[int, typer.Option(help="Of the operands.", min=0)] = 0,

@@ -12,7 +12,7 @@ import typer
 
 from isogemm.lab import environment, write_json
 
-from ..common import counts_of, groups_text, line_console, named_of, results_path, selected, told
+from ..common import Out, Quick, counts_of, groups_text, line_console, named_of, results_path, selected, told
 from ..gpu.engine import CudaEngine, open_engine
 from ..llama.cuda import LlamaCuda
 from .cases import FORMATS, LAYERS, RANDOM, ROWS, SHAPES, Case, cases, drawn
@@ -36,9 +36,9 @@ def main(
     gemlite: Annotated[bool, typer.Option(help="Time GemLite too, where it is installed.")] = True,
     configs: Annotated[Path | None, typer.Option(help="GemLite's configurations: used, and added to.")] = None,
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'Q4_K m=1', 'n=4096'.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    out: Out = None,
     seconds: Annotated[float, typer.Option(help="Begin no case after so long; 0 for no limit.", min=0)] = 0.0,
-    quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
+    quick: Quick = False,
     seed: Annotated[int, typer.Option(help="Of the operands, and of the products that are drawn.", min=0)] = 0,
     count: Annotated[int, typer.Option(help="Products to draw.", min=1)] = MANY,
 ) -> None:

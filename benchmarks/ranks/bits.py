@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +16,7 @@ import typer
 from isogemm.audit import compare_ranks, load
 from isogemm.lab import environment, write_json
 
-from ..common import results_path
+from ..common import Out, results_path
 
 ORDER, SEQUENCES = "tree8", 8
 
@@ -30,7 +29,7 @@ def main(
     length: Annotated[int, typer.Option(help="Of each of eight sequences of a training step.", min=2)] = 65,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     dtype: Annotated[str, typer.Option(help="Of weights.")] = "bfloat16",
-    out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    out: Out = None,
 ) -> None:
     """Print and write one row for each number of ranks. Exits with 1 when a bit differs."""
     rows = [

@@ -18,7 +18,7 @@ from rich.table import Table
 from isogemm.lab import environment, row, verdict, write_json
 from isogemm.study.bits import differing
 
-from ..common import ratio_text, repeated, results_path, selected
+from ..common import Out, Quick, ratio_text, repeated, results_path, selected
 from ..gpu.engine import CudaEngine
 from .launch import World, interleaved, launch
 
@@ -52,8 +52,8 @@ CASES = (
 
 def main(
     only: Annotated[str, typer.Option(help="Words that a case has to have: 'm=64 n=4096'.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
-    quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
+    out: Out = None,
+    quick: Quick = False,
 ) -> None:
     """Time row-parallel products on two GPUs. Exits with 1 when a bit differs."""
     if not launch(2, "cuda", measure, tuple(selected(CASES, only)), quick, out, environment()):

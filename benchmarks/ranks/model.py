@@ -16,7 +16,7 @@ from rich.console import Console
 
 from isogemm.lab import environment, write_json
 
-from ..common import named_of, results_path, selected, words_of
+from ..common import Out, Quick, named_of, results_path, selected, words_of
 from ..model.cases import Case, Sizes, tiny
 from .bench import Bench, Settings
 from .launch import World, launch
@@ -34,8 +34,8 @@ def main(
     ] = "",
     tp: Annotated[int, typer.Option(help="Ranks, each with a GPU of its own.", min=2)] = 2,
     transports: Annotated[str, typer.Option(help="What carries isogemm's sums, with commas.")] = "collective,symmetric",
-    out: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
-    quick: Annotated[bool, typer.Option(help="Few short rounds: shows that all runs, decides little.")] = False,
+    out: Out = None,
+    quick: Quick = False,
     equality: Annotated[bool, typer.Option(help="Compare logits with one process' first.")] = True,
     profile: Annotated[str, typer.Option(help="Words of candidates to list kernels of; sets with commas.")] = "",
     compile_until: Annotated[float, typer.Option(help="Seconds into the run; later nothing is compiled.")] = 120.0,

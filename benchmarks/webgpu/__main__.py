@@ -21,6 +21,7 @@ import typer
 
 from isogemm.backends.webgpu.kernels import KERNELS
 
+from ..common import Out
 from .ceilings import ceilings
 from .chapter import chapter
 from .peers import peers_of
@@ -138,7 +139,7 @@ def met(bench: Bench) -> Iterator[tuple[str, float | None, float]]:
 
 def main(
     divide: Annotated[int, typer.Option(help="Divide every extent by this, for a try in software.", min=1)] = 1,
-    json: Annotated[Path | None, typer.Option(help="Where the rows go; benchmarks/results by default.")] = None,
+    json: Out = None,
     seconds: Annotated[float, typer.Option(help="No further kernel is begun after so long.")] = 180,
     sweep: Annotated[bool, typer.Option("--sweep", help="Time alternatives of tiles and vectors.")] = False,
     parts: Annotated[str, typer.Option(help="Some of gemv,blocks,gemm,others,chain,library,chapter,admissions.")] = "",

@@ -10,6 +10,7 @@ from benchmarks.common import Group, groups_text, measured, summarize, told
 from benchmarks.cpu.cases import Case
 from benchmarks.cpu.operands import build
 from benchmarks.draw import of_cpus, of_gpus
+from tests.process import ROOT, python
 
 from isogemm import lab
 from isogemm.lab import Timing, rotation, verdict
@@ -84,3 +85,10 @@ def test_ratios_are_of_the_samples_whatever_a_file_says(tmp_path):
 
 def test_options_in_words():
     assert told(tuned=True, bare=False, peers=None, count=3, only="a b") == ("--tuned", "--count", "3", "--only", "a b")
+
+
+def test_help_starts_without_torch():
+    mains = [f"benchmarks.{path.parent.name}.__main__" for path in (ROOT / "benchmarks").glob("*/__main__.py")]
+    modules = [*mains, "benchmarks.first_calls", "benchmarks.program", "benchmarks.program_bits", "benchmarks.readme"]
+    assert len(mains) >= 8
+    assert python("-c", f"import sys, {', '.join(modules)}; print('torch' in sys.modules)").strip() == "False"

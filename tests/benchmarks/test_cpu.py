@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,9 +15,8 @@ from benchmarks.cpu.measure import Machine, Settings, judge, of_threads
 from benchmarks.cpu.operands import build, compare
 from benchmarks.cpu.processes import ReportedClock
 from benchmarks.cpu.show import summary, table
-from tests.process import python
-from typer import BadParameter, Typer
-from typer.testing import CliRunner
+from tests.benchmarks.commands import invoke
+from typer import BadParameter
 
 from isogemm.contract import reference
 from isogemm.lab import Ceilings, Timing, read_json
@@ -117,13 +118,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(cpu, "SUITES", {"tiny": lambda: [tiny]})
     monkeypatch.setattr(cpu, "cases", lambda suites, **_: [tiny])
     monkeypatch.setattr(Machine, "ceilings", lambda self, threads: Ceilings(threads, 1e9, 1e9))
-    app = Typer()
-    app.command()(cpu.main)
-
-    def run(*words):
-        return CliRunner().invoke(app, ["--quick", "--threads", "1", "--peers", "numpy", *words])
-
-    return run
+    return functools.partial(invoke, cpu.main, "--quick", "--threads", "1", "--peers", "numpy")
 
 
 def test_a_run_prints_bars_and_writes_rows_that_can_be_repeated(quick, tmp_path):
@@ -215,11 +210,6 @@ def test_rows_of_every_kind_can_be_shown():
     ]
     assert table([*rows, failed]).row_count == 3
     assert "1 cases failed" in summary([*rows, failed]).plain
-
-
-def test_help_starts_without_torch():
-    code = "import sys, benchmarks.cpu; print('torch' in sys.modules)"
-    assert python("-c", code).strip() == "False"
 
 
 def test_layers_are_judged_at_each_thread_count_alone():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
 from dataclasses import replace
@@ -18,10 +19,8 @@ from benchmarks.gpu.peers import PEERS, fastest_torch, load_peers
 from benchmarks.gpu.readme import OTHERS, gpu_section
 from benchmarks.gpu.show import summary, tables
 from rich.console import Console
+from tests.benchmarks.commands import invoke
 from tests.benchmarks.standin import CEILINGS, StandIn
-from tests.process import python
-from typer import Typer
-from typer.testing import CliRunner
 
 from benchmarks import readme
 from isogemm.lab import SubmitClock, Timing, read_json, write_json
@@ -273,9 +272,7 @@ def command(monkeypatch):
     monkeypatch.setattr(gpu, "SUITES", {"llm": None})
     monkeypatch.setattr(gpu, "cases", lambda suites, **_: [TINY["linear"]])
     monkeypatch.setattr(gpu, "open_engine", StandIn)
-    app = Typer()
-    app.command()(gpu.main)
-    return lambda *words: CliRunner().invoke(app, ["--quick", *words])
+    return functools.partial(invoke, gpu.main, "--quick")
 
 
 def test_a_run_prints_tables_and_writes_rows(command, tmp_path):
@@ -427,8 +424,3 @@ def test_submissions_are_timed_in_pieces_that_fit_the_queue():
     assert clock.elapsed(calls.append, 10, 600) > 0
     assert calls == list(range(10, 610))
     assert waits == [0, 256, 512, 600]
-
-
-def test_help_starts_without_torch():
-    code = "import sys, benchmarks.gpu; print('torch' in sys.modules)"
-    assert python("-c", code).strip() == "False"

@@ -15,9 +15,7 @@ from benchmarks.model.measure import Made, Settings, measure, wrong
 from benchmarks.model.readme import model_section
 from benchmarks.model.show import line, summary, table
 from rich.console import Console
-from tests.process import python
-from typer import Typer
-from typer.testing import CliRunner
+from tests.benchmarks.commands import invoke
 
 from benchmarks import readme
 from isogemm.lab import read_json
@@ -44,9 +42,7 @@ def one(suite, only):
 
 
 def run(*words):
-    app = Typer()
-    app.command()(model.main)
-    return CliRunner().invoke(app, ["--device", "cpu", "--tiny", "--quick", *words])
+    return invoke(model.main, "--device", "cpu", "--tiny", "--quick", *words)
 
 
 def test_names_are_unique_so_that_a_repeat_command_means_one_case():
@@ -226,8 +222,3 @@ def test_the_page_has_a_place_for_them():
 @pytest.mark.parametrize("words", [("--suite", "none"), ("--only", "batch=9")])
 def test_bad_usage_exits_with_2(words, tmp_path):
     assert run("--out", str(tmp_path / "r.json"), *words).exit_code == 2
-
-
-def test_help_starts_without_torch():
-    code = "import sys, benchmarks.model; print('torch' in sys.modules)"
-    assert python("-c", code).strip() == "False"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.models import __main__ as models
 from benchmarks.models.ledger import Ledger, Sizes
-from typer import Typer
-from typer.testing import CliRunner
+from tests.benchmarks.commands import invoke
 
 from isogemm.lab import read_json
 
@@ -16,10 +15,8 @@ pytest.importorskip("transformers")
 
 @pytest.mark.parametrize("part", ["backward", "prefill"])
 def test_a_part_writes_its_rows(tmp_path, part):
-    app = Typer()
-    app.command()(models.main)
     out = tmp_path / "rows.json"
-    result = CliRunner().invoke(app, ["--tiny", "--device", "cpu", "--parts", part, "--out", str(out)])
+    result = invoke(models.main, "--tiny", "--device", "cpu", "--parts", part, "--out", out)
     assert result.exit_code == 0, result.output
     (row,) = read_json(out)["rows"]
     assert row["error"] is None

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from benchmarks.program import main
-from typer import Typer
-from typer.testing import CliRunner
+from tests.benchmarks.commands import invoke
 
 from benchmarks import program_bits
 
@@ -17,10 +16,9 @@ pytest.importorskip("transformers")
 
 
 def test_a_row_has_bits_ratios_and_bars(tmp_path):
-    app, path = Typer(), tmp_path / "rows.json"
-    app.command()(main)
+    path = tmp_path / "rows.json"
     words = ["--divide", "8", "--batch", "2", "--tokens", "8", "--blocks", "1", "--threads", "1", "--json"]
-    result = CliRunner().invoke(app, [*words, str(path)])
+    result = invoke(main, *words, path)
     assert result.exit_code == 0, result.output
     (row,) = json.loads(path.read_text())["rows"]
     assert row["correctness"]["differing"] == 0 < row["correctness"]["checked"]
@@ -35,10 +33,9 @@ def test_every_plan_s_bits_are_compared(tmp_path, monkeypatch):
     for name, some in (("THREADS", (1, 3)), ("MICRO_BATCHES", (1, 8)), ("MODES", ("fast",)), ("RECOMPUTE", (True,))):
         monkeypatch.setattr(program_bits, name, some)
     monkeypatch.setattr(program_bits, "MODEL", replace(program_bits.MODEL, vocab_size=64, hidden_size=32))
-    app, path = Typer(), tmp_path / "rows.json"
-    app.command()(program_bits.main)
-    words = ["--tokens", "4", "--steps", "2", "--drawn", "1", "--json", str(path)]
-    result = CliRunner().invoke(app, words)
+    path = tmp_path / "rows.json"
+    words = ["--tokens", "4", "--steps", "2", "--drawn", "1", "--json", path]
+    result = invoke(program_bits.main, *words)
     assert result.exit_code == 0, result.output
     rows = json.loads(path.read_text())["rows"]
     assert len(rows) == 6
@@ -46,4 +43,4 @@ def test_every_plan_s_bits_are_compared(tmp_path, monkeypatch):
     assert not any(row["differing"] for row in rows)
     formula = program_bits.adamw
     monkeypatch.setattr(program_bits, "adamw", lambda w, *rest: formula(w * np.float32(1 + 2**-22), *rest))
-    assert CliRunner().invoke(app, words).exit_code == 1
+    assert invoke(program_bits.main, *words).exit_code == 1

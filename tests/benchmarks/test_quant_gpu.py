@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shlex
 import sys
 from types import ModuleType, SimpleNamespace
@@ -37,10 +38,8 @@ from benchmarks.quant_gpu.peers import GEMLITE, GemLite, _compile_all, grouped, 
 from benchmarks.quant_gpu.readme import quant_gpu_section
 from benchmarks.quant_gpu.show import line, summary, table
 from rich.console import Console
+from tests.benchmarks.commands import invoke
 from tests.benchmarks.standin import CEILINGS, StandIn
-from tests.process import python
-from typer import Typer
-from typer.testing import CliRunner
 
 import isogemm
 from isogemm.formats.reference import decode
@@ -388,10 +387,8 @@ def test_what_a_linker_misses_becomes_symbols_that_abort():
 @pytest.fixture
 def command(monkeypatch):
     monkeypatch.setattr(quant_gpu, "open_engine", StandIn)
-    app = Typer()
-    app.command()(quant_gpu.main)
     words = ("--formats", "Q8_0", "--m", "1,2", "--shapes", "16x64", "--quick", "--no-gemlite")
-    return lambda *more: CliRunner().invoke(app, [*words, *more])
+    return functools.partial(invoke, quant_gpu.main, *words)
 
 
 def test_a_run_prints_and_writes_rows(command, tmp_path):
@@ -421,8 +418,3 @@ def test_failed_rows_can_be_shown():
     console = Console(width=quant_gpu.WIDTH, record=True)
     console.print(table([failed, measured()]))
     assert "ValueError: no" in console.export_text()
-
-
-def test_help_starts_without_torch():
-    code = "import sys, benchmarks.quant_gpu; print('torch' in sys.modules)"
-    assert python("-c", code).strip() == "False"

@@ -137,13 +137,11 @@ def test_every_option_of_our_commands_exists(page):
     group = typer.main.get_command(app)
     spans = [span for span in INLINE.findall(_prose(page)) if re.match(r"isogemm [a-z]", span)]
     for command in [*spans, *_commands(page, "isogemm")]:
-        words = command.split()[1:]
-        known = {option for param in group.params for option in param.opts}
-        subcommands = getattr(group, "commands", {})
-        if words and not words[0].startswith("-"):
-            assert words[0] in subcommands, f"{_id(page)}: no command {words[0]}: {command}"
-            params = subcommands[words[0]].params
-            known = {option for param in params for option in (*param.opts, *param.secondary_opts)}
+        words, found = command.split()[1:], group
+        while words and not words[0].startswith("-") and hasattr(found, "commands"):
+            assert words[0] in found.commands, f"{_id(page)}: no command {words[0]}: {command}"
+            found = found.commands[words.pop(0)]
+        known = {option for param in found.params for option in (*param.opts, *param.secondary_opts)}
         used = {word.split("=")[0] for word in words if word.startswith("--")} - {"--help"}
         assert used <= known, f"{_id(page)}: {sorted(used - known)} of {command}"
 

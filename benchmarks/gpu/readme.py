@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ..common import Row, cell, sources_text, summarize
+from ..common import Row, cell, sources_text, summarize, wrapped
 from .cases import GROUPS, PEER, RANDOM
 from .measure import against
 
@@ -68,7 +68,7 @@ def gpu_section(runs: Sequence[Mapping[str, Any]], sources: Sequence[str]) -> st
             out.append(f"| {words} | {_cell(found, 'torch')} |")
     out += _drawn(measured)
     every = [row for some in measured.values() for row in some]
-    return "\n".join([*out, "", _bits(every), *sources_text(sources), ""])
+    return "\n".join([*out, "", *wrapped(_bits(every)), *sources_text(sources), ""])
 
 
 def _way(run: Mapping[str, Any], here: str) -> str:

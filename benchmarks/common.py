@@ -137,7 +137,7 @@ class Worded:
     @property
     def facts(self) -> dict[str, Any]:
         """What a row keeps of it: all fields but the bars, which the row has judged."""
-        return {key: value for key, value in asdict(self).items() if key != "bars"}  # type: ignore[call-overload]
+        return {key: value for key, value in asdict(self).items() if key != "bars"}
 
 
 def has_words(case: Worded, words: str) -> bool:

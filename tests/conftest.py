@@ -160,7 +160,7 @@ def loggers_are_left_as_they_were() -> Iterator[None]:
     if after != before:
         ours = logging.getLogger("isogemm")
         ours.level, ours.disabled, ours.propagate, logging.root.level, logging.root.manager.disable = before
-        logging.root.manager._clear_cache()  # type: ignore[attr-defined]  # what loggers remember of levels
+        logging.root.manager._clear_cache()  # what loggers remember of levels
         pytest.fail(f"loggers' state {before} was left as {after}")
 
 

@@ -98,7 +98,7 @@ def ones(rng: Any, f: Format, m: int, n: int, k: int) -> tuple[Array, Array]:
 def wide(rng: Any, f: Format, m: int, n: int, k: int) -> tuple[Array, Array]:
     """Exponents all over, with zeros: everything in half precision, subnormal operands too."""
     reach = f.bias if f is FP16 else 24
-    return tuple(f.draw(rng, s, f.bias - reach, f.bias + reach, 0.1) for s in ((m, k), (k, n)))  # type: ignore[return-value]
+    return tuple(f.draw(rng, s, f.bias - reach, f.bias + reach, 0.1) for s in ((m, k), (k, n)))
 
 
 def near(rng: Any, f: Format, m: int, n: int, k: int) -> tuple[Array, Array]:
@@ -130,7 +130,7 @@ def underflow(rng: Any, f: Format, m: int, n: int, k: int) -> tuple[Array, Array
     """Powers of two whose products lie from above float32's smallest number to far below the last bit of any sum."""
     shift = f.fraction + f.low
     fields = (f.bias - 82, f.bias - 69)
-    return tuple((f.draw(rng, s, *fields) >> shift << shift).astype(f.word) for s in ((m, k), (k, n)))  # type: ignore[return-value]
+    return tuple((f.draw(rng, s, *fields) >> shift << shift).astype(f.word) for s in ((m, k), (k, n)))
 
 
 def subnormal_both(rng: Any, f: Format, m: int, n: int, k: int) -> tuple[Array, Array]:

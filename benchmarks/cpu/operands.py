@@ -83,7 +83,7 @@ def _matmul(case: Case, peers: Sequence[str], rng: np.random.Generator) -> Setup
     def result() -> tuple[Array, Array, Array]:
         outs["isogemm"].fill(np.nan)
         got = calls["isogemm"](0)
-        return tuple(np.asarray(x).reshape(case.batch, *x.shape[-2:]) for x in (a, b, got))  # type: ignore[return-value, attr-defined]
+        return tuple(np.asarray(x).reshape(case.batch, *x.shape[-2:]) for x in (a, b, got))
 
     return _setup(calls, result, "in cache")
 

@@ -20,7 +20,7 @@ def table(rows: Sequence[Row]) -> Table:
     """One line a row: our time, the share of the roofline, speed against each peer, the bars, the bits."""
     result = Table(title="isogemm against its peers: medians, 95 % intervals", title_justify="left", pad_edge=False)
     for name, justify in (("case", "left"), ("threads", "right"), ("isogemm", "right"), ("rate", "right")):
-        result.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+        result.add_column(name, justify=justify, no_wrap=True)
     for name in ("roofline", *(f"/ {p}" for p in (*PEERS, "read"))):
         result.add_column(name, justify="right", no_wrap=True)
     result.add_column("bar", no_wrap=True)

@@ -97,4 +97,4 @@ def _find(folder: Path, name: str) -> Path:
 def _function(library: Any, name: str, result: Any, arguments: tuple[Any, ...]) -> Callable[..., Any]:
     found = getattr(library, name)
     found.restype, found.argtypes = result, list(arguments)
-    return found  # type: ignore[no-any-return]
+    return found

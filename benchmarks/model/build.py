@@ -145,7 +145,7 @@ class Shelf:
         import torch
 
         generator = torch.Generator(self.device).manual_seed(self.seed)
-        vocabulary = int(self.sizes.model["vocab_size"])  # type: ignore[call-overload]
+        vocabulary = int(self.sizes.model["vocab_size"])
         ids = torch.randint(vocabulary, (64, case.tokens), generator=generator, device=self.device)
         positions = torch.arange(case.context - case.tokens, case.context, device=self.device)
         return {
@@ -180,7 +180,7 @@ class Shelf:
         layers, size = self.sizes.model, (max(batch, 2 if case.phase == "prefill" else 64), case.context)
         if self._cache is None or self._cache[0] != size:
             self._cache = None  # what held the last one goes first
-            heads, width, depth = (int(layers[key]) for key in KEYS)  # type: ignore[call-overload]
+            heads, width, depth = (int(layers[key]) for key in KEYS)
             shape = (2 * depth, size[0], heads, size[1], width)
             generator = torch.Generator(self.device).manual_seed(self.seed + 1)
             dtype = getattr(torch, self.sizes.dtype)
@@ -235,7 +235,7 @@ def _slots_type() -> Any:
     if _Slots is None:
         from transformers.cache_utils import CacheLayerMixin
 
-        class Slots(CacheLayerMixin):  # type: ignore[misc]
+        class Slots(CacheLayerMixin):
             """One layer's keys and values, full."""
 
             is_compileable = True

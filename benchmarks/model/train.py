@@ -113,7 +113,7 @@ def _normal(tokens: int, width: int, dtype: Any, device: str) -> Any:
 def _mlp(shape: dict[str, int]) -> Any:
     import torch
 
-    class Mlp(torch.nn.Module):  # type: ignore[misc]
+    class Mlp(torch.nn.Module):
         """down(silu(gate(x)) * up(x))."""
 
         def __init__(self) -> None:
@@ -131,7 +131,7 @@ def _mlp(shape: dict[str, int]) -> Any:
 def _attention(shape: dict[str, int]) -> Any:
     import torch
 
-    class Projections(torch.nn.Module):  # type: ignore[misc]
+    class Projections(torch.nn.Module):
         """The four projections around attention, which is not there: the last one has an input of its own."""
 
         def __init__(self) -> None:
@@ -170,7 +170,7 @@ def _float32_sums(module: Any, sizes: Sizes) -> str:
     """torch's own way to sum gradients in float32, as training frameworks do it: a product that adds to a buffer."""
     import torch
 
-    class Summed(torch.autograd.Function):  # type: ignore[misc]
+    class Summed(torch.autograd.Function):
         """x @ w.T, whose weight's gradient is added to ``w.main_grad``."""
 
         @staticmethod

@@ -49,7 +49,7 @@ class Trained:
 
         if self.compiled is None:
             self.compiled = torch.compile(self.loss, fullgraph=True, dynamic=False, mode=mode)
-        return self.compiled  # type: ignore[no-any-return]
+        return self.compiled
 
     def step(self, loss: Callable[[Any], Any], sequences: int) -> None:
         """Gradients of all sequences, `sequences` at a time."""

@@ -159,7 +159,7 @@ def _measured(
     native = [w.in_place() for w in weights]
     candidates = [Candidate("isogemm", lambda i: isogemm.linear(x, weights[i % count], out=out))]
     candidates += [Candidate(IN_PLACE, lambda i: isogemm.linear(x, native[i % count], out=out))]
-    candidates += [Candidate(name, lambda i, p=p: p[i % count].run()) for name, p in peers.items()]  # type: ignore[misc]
+    candidates += [Candidate(name, lambda i, p=p: p[i % count].run()) for name, p in peers.items()]
     candidates += [read.candidate] if case.m == 1 else []
     timings = interleave(
         candidates,

@@ -73,6 +73,6 @@ def _choose(format: str, m: int, n: int, k: int) -> None:
     logging.getLogger("isogemm").setLevel(logging.CRITICAL)
     types, contract = ("bfloat16", "bfloat16"), Contract.parse("tensor_core:sm90/chain")
     for path, arithmetic in (("same", contract.arithmetic), ("q8", "int32")):
-        family.choose(QuantCase(path, format, *types, None, m, n, k, arithmetic), None, 0)  # type: ignore[arg-type]
+        family.choose(QuantCase(path, format, *types, None, m, n, k, arithmetic), None, 0)
     sides = Strides(k, 1), Strides(1, k), Strides(n, 1)
     execute.choose(Product(m, n, k, *types, "bfloat16", contract, *sides), 0)

@@ -122,7 +122,7 @@ def groups(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Groups of drawn products, of each path."""
     found = []
     for path, ours in (("same", OURS), ("q8", Q8)):
-        each = summarize(rows, GROUPS, lambda row, peer, ours=ours: least_speed(row, ours, [peer]))  # type: ignore[misc]
+        each = summarize(rows, GROUPS, lambda row, peer, ours=ours: least_speed(row, ours, [peer]))
         found += [{**group, "group": f"{path}, {group['group']}"} for group in each]
     return found
 

@@ -79,10 +79,10 @@ class Bench:
     """Rows that are saved as they are found, within a number of seconds."""
 
     def __init__(self, seconds: float, path: Path | None, *, checked: bool = False) -> None:
-        self.checked, self.probe, self.fastest = checked, None, 0.0  # type: ignore[var-annotated]
+        self.checked, self.probe, self.fastest = checked, None, 0.0
         self.device: Any = open_device(DeviceId("webgpu"))
         self.adapter = self.device.adapter
-        self.ends, self.rows, self.facts = time.monotonic() + seconds, [], {}  # type: ignore[var-annotated]
+        self.ends, self.rows, self.facts = time.monotonic() + seconds, [], {}
         self.path = path or results_path("webgpu", self.adapter.name)
         self.stamp = environment()
         self.admissions = AdapterAdmissions(self.adapter)

@@ -268,7 +268,7 @@ def test_what_cannot_be_planned_is_refused():
     with pytest.raises(OptionError, match="contract of a plan with a format"):
         isogemm.plan(4, 8, 32, format="Q4_0", contract="fma/chain")
     with pytest.raises(OptionError, match="plan of batched products: limit: packed=False"):
-        isogemm.plan(4, 8, 32, batch=3, packed=True, device="cuda")  # type: ignore[call-overload]
+        isogemm.plan(4, 8, 32, batch=3, packed=True, device="cuda")
 
 
 def test_the_command_plans_all_forms():

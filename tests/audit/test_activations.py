@@ -17,13 +17,13 @@ F32 = np.dtype(np.float32)
 
 
 def rows_of(folder: Path, x: object) -> np.ndarray:
-    np.save(folder / "x.npy", x)  # type: ignore[arg-type]
+    np.save(folder / "x.npy", x)
     return ActivationSource(str(folder / "x.npy")).rows(3, 8, F32, 0)
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16, ">f4"])
 def test_rows_of_every_float_are_read(tmp_path: Path, kind: object) -> None:
-    assert rows_of(tmp_path, MATRIX.astype(kind)).tolist() == MATRIX.tolist()  # type: ignore[call-overload]
+    assert rows_of(tmp_path, MATRIX.astype(kind)).tolist() == MATRIX.tolist()
 
 
 @pytest.mark.parametrize("kind", ["bool", "i8", "u2", "c8", "M8[s]", "U3", "S2", "V4", "f4,f4"])
@@ -45,7 +45,7 @@ def _cut() -> bytes:
 
 
 @pytest.mark.parametrize("content", [b"", b"words", _archive(), _cut()], ids=["empty", "words", "npz", "cut"])
-def test_a_file_of_no_one_array_is_bad_usage(run, tmp_path: Path, content: bytes) -> None:  # type: ignore[no-untyped-def]
+def test_a_file_of_no_one_array_is_bad_usage(run, tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.npy").write_bytes(content)
     (tmp_path / "s.csv").write_text("4,8\n")
     words = ("--inputs", str(tmp_path / "x.npy"), "--shapes", str(tmp_path / "s.csv"), "-p", "numpy", "--no-speed")

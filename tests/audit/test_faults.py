@@ -34,7 +34,7 @@ SHAPE = LinearShape("fake", fakes.N, fakes.K)
     ids=lambda value: getattr(value, "__name__", None),
 )
 def test_fault_is_reported_and_the_next_provider_is_not_harmed(provider: object, reason: str) -> None:
-    report = audit.run([provider, fakes.honest], [SHAPE], require=[], sweep=[1, 2, 5], speed=False)  # type: ignore[list-item]
+    report = audit.run([provider, fakes.honest], [SHAPE], require=[], sweep=[1, 2, 5], speed=False)
     bad, good = report.providers.values()
     assert bad.reason == f"fake: {reason}"
     assert bad.status == "failed"
@@ -43,7 +43,7 @@ def test_fault_is_reported_and_the_next_provider_is_not_harmed(provider: object,
 
 
 def test_a_result_that_is_wrong_in_some_columns_alone_is_no_product() -> None:
-    def half(x, w):  # type: ignore[no-untyped-def]
+    def half(x, w):
         y = fakes.honest(x, w)
         y[:, fakes.N // 2 :] = 0
         return y
@@ -72,7 +72,7 @@ def test_a_fault_at_one_size_fails_only_the_cases_that_meet_it() -> None:
 
 
 def test_a_dtype_that_flips_between_calls_is_a_fault() -> None:
-    def flips(x, w):  # type: ignore[no-untyped-def]
+    def flips(x, w):
         y = fakes.honest(x, w)
         return y.astype("float32") if len(x) == 1 else y
 
@@ -116,7 +116,7 @@ def test_a_name_that_cannot_be_imported_is_told_what_to_write(name: str, why: st
 
 def test_one_shape_without_its_list_is_told_so() -> None:
     with pytest.raises(ShapeError, match=r"limit: a list of \(n, k\); .*nearest legal choice: \[\(96, 64\)\]"):
-        audit.run([fakes.honest], (96, 64), sweep=[1], speed=False)  # type: ignore[arg-type]
+        audit.run([fakes.honest], (96, 64), sweep=[1], speed=False)
 
 
 def test_a_function_for_weights_that_lie_the_other_way_is_told_how_they_lie() -> None:
@@ -179,4 +179,4 @@ def test_batches_beyond_the_memory_limit_are_left_out_and_noted() -> None:
 def test_bad_options_are_typed_errors(options: dict[str, object], error: type[Exception]) -> None:
     defaults: dict[str, object] = {"providers": ["numpy"], "shapes": [SHAPE], "require": [], "speed": False}
     with pytest.raises(error):
-        audit.run(**(defaults | options))  # type: ignore[arg-type]
+        audit.run(**(defaults | options))

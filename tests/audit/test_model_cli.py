@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> str:
     return str(tmp_path / "llama")
 
 
-def test_a_model_that_holds(run, folder, tmp_path):  # type: ignore[no-untyped-def]
+def test_a_model_that_holds(run, folder, tmp_path):
     out, page = tmp_path / "r.json", tmp_path / "r.html"
     words = ["--mode", "convert", "--relation", "population", "--out", str(out), "--html", str(page)]
     status, text, _ = run("audit", "--hf", folder, *FEW, *words)
@@ -35,7 +35,7 @@ def test_a_model_that_holds(run, folder, tmp_path):  # type: ignore[no-untyped-d
     assert page.read_text().startswith("<!DOCTYPE html>")
 
 
-def test_a_model_that_changes_has_a_line_that_replays(run, folder):  # type: ignore[no-untyped-def]
+def test_a_model_that_changes_has_a_line_that_replays(run, folder):
     words = ["--mode", "plain", "--relation", "micro-batches", "--dtype", "bf16"]
     status, text, _ = run("audit", "--hf", folder, *FEW, *words)
     assert status == 1, text
@@ -44,7 +44,7 @@ def test_a_model_that_changes_has_a_line_that_replays(run, folder):  # type: ign
     assert run("audit", "--hf", folder, *FEW, *words, "--require", "none")[0] == 0
 
 
-def test_a_model_with_quantized_weights(run, folder, tmp_path):  # type: ignore[no-untyped-def]
+def test_a_model_with_quantized_weights(run, folder, tmp_path):
     out = tmp_path / "r.json"
     words = ["--mode", "convert", "--relation", "population", "--quantize", "Q4_0", "--out", str(out)]
     status, text, _ = run("audit", "--hf", folder, *FEW, *words)
@@ -75,14 +75,14 @@ def test_a_model_with_quantized_weights(run, folder, tmp_path):  # type: ignore[
     ],
     ids=str,
 )
-def test_bad_usage_is_one_line(run, folder, words, message):  # type: ignore[no-untyped-def]
+def test_bad_usage_is_one_line(run, folder, words, message):
     status, _, error = run("audit", *[folder if word == "FOLDER" else word for word in words])
     assert status == 2
     assert message in error
     assert len(error.strip().splitlines()) == 1
 
 
-def test_a_config_that_transformers_cannot_read(run, tmp_path):  # type: ignore[no-untyped-def]
+def test_a_config_that_transformers_cannot_read(run, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
     status, _, error = run("audit", "--hf", str(tmp_path), "--random")
     assert status == 2
@@ -94,7 +94,7 @@ def test_a_config_that_transformers_cannot_read(run, tmp_path):  # type: ignore[
     [[], {"hidden_size": "a"}, {"hidden_size": -4}, {"num_attention_heads": 0}],
     ids=str,
 )
-def test_a_config_that_makes_no_model(run, folder, config):  # type: ignore[no-untyped-def]
+def test_a_config_that_makes_no_model(run, folder, config):
     path = Path(folder) / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | config if config else config))
     status, _, error = run("audit", "--hf", folder, "--random")
@@ -103,7 +103,7 @@ def test_a_config_that_makes_no_model(run, folder, config):  # type: ignore[no-u
     assert "nearest legal choice: a config.json as the model's page has it, or download it again" in error
 
 
-def test_weights_that_are_damaged(run, folder):  # type: ignore[no-untyped-def]
+def test_weights_that_are_damaged(run, folder):
     (Path(folder) / "model.safetensors").write_bytes(b"junk")
     status, _, error = run("audit", "--hf", folder)
     assert status == 2
@@ -121,7 +121,7 @@ def test_weights_that_are_damaged(run, folder):  # type: ignore[no-untyped-def]
     ],
     ids=str,
 )
-def test_what_is_wrong_is_said_before_a_model_is_loaded(run, folder, monkeypatch, words, said):  # type: ignore[no-untyped-def]
+def test_what_is_wrong_is_said_before_a_model_is_loaded(run, folder, monkeypatch, words, said):
     monkeypatch.setattr("isogemm.audit.load", lambda *_, **__: pytest.fail("loaded"))
     status, _, error = run("audit", "--hf", folder, "--random", *words)
     assert status == 2
@@ -129,7 +129,7 @@ def test_what_is_wrong_is_said_before_a_model_is_loaded(run, folder, monkeypatch
 
 
 @pytest.mark.parametrize("package", ["torch", "transformers"])
-def test_a_missing_package_names_the_extra(run, folder, monkeypatch, package):  # type: ignore[no-untyped-def]
+def test_a_missing_package_names_the_extra(run, folder, monkeypatch, package):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find(name))
     status, _, error = run("audit", "--hf", folder, "--random")
@@ -138,7 +138,7 @@ def test_a_missing_package_names_the_extra(run, folder, monkeypatch, package):  
     assert "isogemm[hf]" in error
 
 
-def test_options_of_the_sweep_are_refused(run, folder):  # type: ignore[no-untyped-def]
+def test_options_of_the_sweep_are_refused(run, folder):
     for words in (["--full"], ["--match", "*"]):
         status, _, error = run("audit", "--hf", folder, *FEW, *words)
         assert status == 2, words

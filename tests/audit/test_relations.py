@@ -25,7 +25,7 @@ SWEEP = [1, 2, 3, 16]
 
 def changed(provider: audit.Provider | object, sweep: list[int] = SWEEP) -> set[str]:
     relations = list(audit.RELATIONS)
-    report = audit.run([provider], [SHAPE], require=[], sweep=sweep, relations=relations, speed=False)  # type: ignore[list-item]
+    report = audit.run([provider], [SHAPE], require=[], sweep=sweep, relations=relations, speed=False)
     (result,) = report.providers.values()
     assert not result.reason
     assert {r.status for r in result.relations.values()} <= {"held", "changed", "n/a"}
@@ -65,7 +65,7 @@ def test_every_relation_has_a_planted_violation() -> None:
 
 
 def of(relation: str, function: object, sweep: list[int] = SWEEP) -> audit.RelationResult:
-    provider = audit.CallableProvider("mine", function)  # type: ignore[arg-type]
+    provider = audit.CallableProvider("mine", function)
     report = audit.run([provider], [SHAPE], require=[], sweep=sweep, relations=[relation], speed=False)
     return report.providers["mine"].relations[relation]
 

@@ -45,7 +45,7 @@ def report() -> audit.Report:
 def test_a_report_prints_as_the_command_does(report: audit.Report) -> None:
     console = Console(file=io.StringIO(), width=120)
     print_report(report, console)
-    assert str(report) == console.file.getvalue().strip()  # type: ignore[attr-defined]
+    assert str(report) == console.file.getvalue().strip()
     assert repr(report).startswith("Report(")
     assert "by_m changed" in repr(report)
     assert len(repr(report)) < 300

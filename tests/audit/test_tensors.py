@@ -40,8 +40,8 @@ def test_a_tensor_has_the_strides_values_and_alignment_of_its_array(dtype: str, 
 
 @pytest.mark.parametrize("make", [torch_calls, isogemm_calls])
 def test_every_relation_runs_on_tensors_as_it_does_on_arrays(make: object) -> None:
-    name = make.__name__.removesuffix("_calls")  # type: ignore[attr-defined]
-    tensors = TensorProvider("tensors", "cpu", make())  # type: ignore[operator]
+    name = make.__name__.removesuffix("_calls")
+    tensors = TensorProvider("tensors", "cpu", make())
     relations = list(audit.RELATIONS)
     report = audit.run([tensors, name], [SHAPE], require=[], sweep=[1, 2, 16], relations=relations, speed=False)
     there, here = report.providers["tensors"], report.providers[name]
@@ -142,8 +142,8 @@ def test_on_a_gpu_isogemm_holds_and_torch_s_kernels_are_named(dtype: str) -> Non
         assert ours[name].status == "held"
         assert theirs[name].outputs > 0
     first = next(iter(report.drifts("torch")))
-    assert len(first.kernels) > 1  # type: ignore[attr-defined]
-    assert all(text.startswith("M=") for text in first.kernels)  # type: ignore[attr-defined]
+    assert len(first.kernels) > 1
+    assert all(text.startswith("M=") for text in first.kernels)
 
 
 @pytest.mark.gpu

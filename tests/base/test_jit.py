@@ -174,8 +174,8 @@ def test_the_collector_waits_for_the_compiler_and_is_as_it_was(
         def on_end(self, record: object) -> None:
             pass
 
-    def entry(x):  # type: ignore[no-untyped-def]
-        return missing(x) if fails else x  # type: ignore[name-defined]  # noqa: F821
+    def entry(x):
+        return missing(x) if fails else x  # noqa: F821
 
     before = gc.isenabled()
     (gc.enable if collects else gc.disable)()

@@ -285,8 +285,8 @@ def test_without_compilation_what_is_kept_serves_and_what_is_not_is_an_error(
         patch.setattr(config, "DISABLE_JIT", 0)
         assert process().compiled
     assert not process().compiled
-    assert probes.add_kernel.__wrapped__()(np.arange(5)) == 10  # type: ignore[attr-defined]
-    assert probes.multiply_add_kernel.__wrapped__()[0](3) > 0  # type: ignore[attr-defined]
+    assert probes.add_kernel.__wrapped__()(np.arange(5)) == 10
+    assert probes.multiply_add_kernel.__wrapped__()[0](3) > 0
 
 
 def test_settings_that_change_code_have_entries_of_their_own(

@@ -76,7 +76,7 @@ def test_more_threads_than_cpus_do_not_count(monkeypatch: pytest.MonkeyPatch) ->
 def test_wrong_counts_change_nothing(count: object) -> None:
     isogemm.set_num_threads(2)
     with pytest.raises(OptionError, match=re.escape(f"got: {count!r}")):
-        isogemm.set_num_threads(count)  # type: ignore[arg-type]
+        isogemm.set_num_threads(count)
     assert isogemm.get_num_threads() == 2
 
 

@@ -105,7 +105,7 @@ def test_other_spellings_are_written_one_way() -> None:
         assert blas.parse_kernel(name) == blas.parse_kernel(short)  # activations that need no name may have one
         assert str(blas.parse_kernel(name)) == short
     with pytest.raises(DTypeError):
-        blas.parse_kernel(None)  # type: ignore[arg-type]
+        blas.parse_kernel(None)
 
 
 def test_calls_are_found_by_each_of_their_names_and_ours_exist() -> None:
@@ -150,7 +150,7 @@ def test_calls_that_are_not_here_say_so() -> None:
 def test_tensor_cores_are_eligible_or_the_condition_is_named(
     extents: tuple[int, int, int], options: dict[str, object], says: str
 ) -> None:
-    found = blas.tensor_cores(*extents, **options)  # type: ignore[arg-type]
+    found = blas.tensor_cores(*extents, **options)
     assert bool(found) is not bool(says)
     assert says in str(found)
     assert len(found.reasons) == bool(says)

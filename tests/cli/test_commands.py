@@ -26,11 +26,11 @@ def shapes(tmp_path: Path) -> str:
     return str(tmp_path / "shapes.csv")
 
 
-def test_version(run) -> None:  # type: ignore[no-untyped-def]
+def test_version(run) -> None:
     assert run("--version")[:2] == run("version")[:2] == (0, f"isogemm {__version__}\n")
 
 
-def test_audit_holds_and_writes_its_files(run, shapes: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_audit_holds_and_writes_its_files(run, shapes: str, tmp_path: Path) -> None:
     out, page = tmp_path / "new" / "r.json", tmp_path / "new" / "r.html"
     status, text, _ = run("audit", "--shapes", shapes, *SMALL, "--json", str(out), "--html", str(page))
     assert status == 0, text
@@ -58,11 +58,11 @@ def test_audit_holds_and_writes_its_files(run, shapes: str, tmp_path: Path) -> N
     ],
     ids=str,
 )
-def test_exit_status(run, shapes: str, words: list[str], status: int) -> None:  # type: ignore[no-untyped-def]
+def test_exit_status(run, shapes: str, words: list[str], status: int) -> None:
     assert run("audit", "--shapes", shapes, *SMALL, *words)[0] == status
 
 
-def test_a_change_that_was_not_required_away_is_said_last(run, shapes: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_change_that_was_not_required_away_is_said_last(run, shapes: str) -> None:
     mine = f"{FAKES}:by_m"
     status, text, _ = run("audit", "--shapes", shapes, *SMALL, "-p", mine, "--require", "isogemm")
     last = text.splitlines()[-1]
@@ -74,7 +74,7 @@ def test_a_change_that_was_not_required_away_is_said_last(run, shapes: str) -> N
 
 
 @pytest.mark.parametrize(("name", "full"), [("fp32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")])
-def test_short_dtype_names(run, shapes: str, name: str, full: str) -> None:  # type: ignore[no-untyped-def]
+def test_short_dtype_names(run, shapes: str, name: str, full: str) -> None:
     words = ["audit", "--shapes", shapes, *SMALL, "-p", "isogemm", "--relation", "rerun", "--dtype", name]
     status, text, _ = run(*words)
     assert status == 0
@@ -95,7 +95,7 @@ def test_short_dtype_names(run, shapes: str, name: str, full: str) -> None:  # t
     ],
     ids=str,
 )
-def test_messages_help(run, shapes: str, monkeypatch, words: list[str], advice: str) -> None:  # type: ignore[no-untyped-def]
+def test_messages_help(run, shapes: str, monkeypatch, words: list[str], advice: str) -> None:
     monkeypatch.chdir(Path(shapes).parent)
     status, _, error = run("audit", *words)
     assert status == 2
@@ -190,7 +190,7 @@ def test_ranks_that_are_no_numbers_name_their_own_option(run):
     ],
     ids=" ".join,
 )
-def test_bad_usage_is_one_clear_message_and_status_2(run, words: list[str]) -> None:  # type: ignore[no-untyped-def]
+def test_bad_usage_is_one_clear_message_and_status_2(run, words: list[str]) -> None:
     status, out, err = run(*words)
     assert status == 2, out
     assert err.strip()
@@ -200,20 +200,20 @@ def test_bad_usage_is_one_clear_message_and_status_2(run, words: list[str]) -> N
         assert "nearest legal choice" in err
 
 
-def test_bad_usage_leaves_an_existing_report_alone(run, shapes: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_bad_usage_leaves_an_existing_report_alone(run, shapes: str, tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text("kept")
     assert run("audit", "-p", "nonsense", "--shapes", shapes, "--json", str(tmp_path / "r.json"))[0] == 2
     assert (tmp_path / "r.json").read_text() == "kept"
 
 
-def test_bad_usage_leaves_neither_files_nor_folders(run, shapes: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_bad_usage_leaves_neither_files_nor_folders(run, shapes: str, tmp_path: Path) -> None:
     before = sorted(tmp_path.rglob("*"))
     words = ("audit", "-p", "nonsense", "--shapes", shapes, "--json", str(tmp_path / "new" / "r.json"))
     assert run(*words, "--html", str(tmp_path / "r.html"))[0] == 2
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_disk_that_fills_up_leaves_the_old_report(run, shapes: str, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_disk_that_fills_up_leaves_the_old_report(run, shapes: str, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "r.json").write_text("kept")
 
     def full(path: Path, *_: Any, **__: Any) -> None:
@@ -234,7 +234,7 @@ def test_a_disk_that_fills_up_leaves_the_old_report(run, shapes: str, tmp_path: 
 @pytest.mark.parametrize(
     "error", [None, OSError("libtorch.so: cannot open shared object file")], ids=["none", "broken"]
 )
-def test_a_provider_that_was_named_and_did_not_run_is_no_pass(  # type: ignore[no-untyped-def]
+def test_a_provider_that_was_named_and_did_not_run_is_no_pass(
     run, shapes: str, tmp_path: Path, monkeypatch, error: OSError | None
 ) -> None:
     def no_torch(name: str, *rest: Any, **options: Any) -> Any:
@@ -263,14 +263,14 @@ def test_a_provider_that_was_named_and_did_not_run_is_no_pass(  # type: ignore[n
     assert "cannot replay: " in said
 
 
-def test_a_case_that_has_no_meaning_for_its_provider_was_not_seen_to_fail(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_case_that_has_no_meaning_for_its_provider_was_not_seen_to_fail(run) -> None:
     case = "provider=numpy&relation=packing&m=2&n=8&k=8&dtype=float32&seed=0"
     status, text, _ = run("audit", "--replay", case)
     assert status == 3
     assert "numpy prepares no weights" in text
 
 
-def test_plan(run) -> None:  # type: ignore[no-untyped-def]
+def test_plan(run) -> None:
     status, out, _ = run("plan", "4", "64", "32", "--threads", "2")
     assert status == 0
     assert "fma/chain" in out
@@ -286,7 +286,7 @@ def fresh(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "isogemm", *words], capture_output=True, text=True, check=False)
 
 
-def test_replay_in_a_fresh_process_finds_the_same_mismatch(run, shapes: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_replay_in_a_fresh_process_finds_the_same_mismatch(run, shapes: str, tmp_path: Path) -> None:
     out = tmp_path / "r.json"
     run("audit", "-p", f"{FAKES}:by_position", "--shapes", shapes, *SMALL, "--seed", "7", "--json", str(out))
     relations = {r["relation"]: r for r in json.loads(out.read_text())["providers"][0]["relations"]}
@@ -339,7 +339,7 @@ def test_a_script_audits_its_own_function_and_the_command_line_replays_it(tmp_pa
     assert "48 of 48 outputs changed" in again.stdout  # both rows differ alone
 
 
-def test_plan_for_a_gpu_without_one_and_without_a_table(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_plan_for_a_gpu_without_one_and_without_a_table(run, monkeypatch: pytest.MonkeyPatch) -> None:
     from isogemm.backends.cuda.driver import facts as device
     from isogemm.backends.cuda.plans import work
 
@@ -350,7 +350,7 @@ def test_plan_for_a_gpu_without_one_and_without_a_table(run, monkeypatch: pytest
     assert "a GPU, or a shipped tuning table" in err
 
 
-def test_a_configuration_in_brackets_is_printed(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_a_configuration_in_brackets_is_printed(run, monkeypatch: pytest.MonkeyPatch) -> None:
     from isogemm.backends.cuda.driver import facts as device
 
     monkeypatch.setattr(device, "count", lambda: 0)
@@ -360,7 +360,7 @@ def test_a_configuration_in_brackets_is_printed(run, monkeypatch: pytest.MonkeyP
     assert f"{plan.family} [{plan.config}]" in out
 
 
-def test_plan_for_a_gpu_reads_the_shipped_table(run, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
+def test_plan_for_a_gpu_reads_the_shipped_table(run, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.planner.test_explain import TABLE
 
     from isogemm.backends.cuda.driver import facts as device
@@ -379,7 +379,7 @@ def test_plan_for_a_gpu_reads_the_shipped_table(run, monkeypatch: pytest.MonkeyP
     assert json.loads(out)["numeric"]["contract"] == contract
 
 
-def test_plan_on_the_cpu_takes_a_contract(run) -> None:  # type: ignore[no-untyped-def]
+def test_plan_on_the_cpu_takes_a_contract(run) -> None:
     status, out, _ = run("plan", "4", "5", "6", "--contract", "fma/leaf4096")
     assert status == 0
     assert "fma/leaf4096" in out
@@ -397,9 +397,7 @@ def test_plan_on_the_cpu_takes_a_contract(run) -> None:  # type: ignore[no-untyp
     ],
     ids=str,
 )
-def test_tune_says_what_is_wrong(  # type: ignore[no-untyped-def]
-    run, monkeypatch: pytest.MonkeyPatch, words: list[str], what: str
-) -> None:
+def test_tune_says_what_is_wrong(run, monkeypatch: pytest.MonkeyPatch, words: list[str], what: str) -> None:
     from isogemm.backends.cuda.driver import facts as device
 
     monkeypatch.setattr(device, "count", lambda: 0)
@@ -408,9 +406,7 @@ def test_tune_says_what_is_wrong(  # type: ignore[no-untyped-def]
     assert what in err
 
 
-def test_tune_writes_a_table_and_goes_on(  # type: ignore[no-untyped-def]
-    run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shapes: str
-) -> None:
+def test_tune_writes_a_table_and_goes_on(run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, shapes: str) -> None:
     from tests.planner.fakes import FakeFamily
     from tests.planner.test_tuning import FakeBench, chooser
 
@@ -439,7 +435,7 @@ def test_tune_writes_a_table_and_goes_on(  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("heads", ["3," + "9" * 5000, "\u0661,2"])
-def test_numbers_that_are_none_are_refused_in_words(run, heads: str) -> None:  # type: ignore[no-untyped-def]
+def test_numbers_that_are_none_are_refused_in_words(run, heads: str) -> None:
     status, _, said = run("plan", "1", "1", "64", "--heads", heads)
     assert status == 2
     assert "whole numbers" in said

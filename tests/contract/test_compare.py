@@ -137,7 +137,7 @@ def test_tensors_are_compared_as_arrays_are() -> None:
 def test_what_is_no_array_is_refused() -> None:
     for x in ([1.0], None, 1.0):
         with pytest.raises(DTypeError, match="an array"):
-            first_mismatch(np.ones(1, np.float32), x)  # type: ignore[arg-type]
+            first_mismatch(np.ones(1, np.float32), x)
 
 
 def test_error_units() -> None:

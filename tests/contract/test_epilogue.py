@@ -112,7 +112,7 @@ def test_errors() -> None:
     with pytest.raises(DTypeError, match="bias"):
         epilogue(acc, bias=np.ones(3))
     with pytest.raises(DTypeError, match="accumulators"):
-        epilogue(np.ones((2, 3)))  # type: ignore[arg-type]
+        epilogue(np.ones((2, 3)))
     with pytest.raises(OptionError, match="beta"):
         epilogue(acc, beta=1.0)
     with pytest.raises(ShapeError, match="C"):

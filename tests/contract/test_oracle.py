@@ -83,4 +83,4 @@ def test_tf32_corner_cases(bits: int, rounded: int) -> None:
 
 def test_operands_are_arrays_of_numpy() -> None:
     with pytest.raises(DTypeError, match=r"np\.asarray"):
-        evaluate([[1.0]], np.ones((1, 1), np.float32), "fma/chain")  # type: ignore[arg-type]
+        evaluate([[1.0]], np.ones((1, 1), np.float32), "fma/chain")

@@ -106,14 +106,14 @@ def test_malformed_contracts_name_limit_value_and_nearest(text: str, limit: str,
 )  # fmt: skip
 def test_an_order_that_is_none_makes_no_contract(kind: object, size: object, nearest: str) -> None:
     with pytest.raises(ContractError, match="order of a contract") as caught:
-        Contract("fma", Order(kind, size))  # type: ignore[arg-type]
+        Contract("fma", Order(kind, size))
     assert nearest in str(caught.value.nearest)
 
 
 @pytest.mark.parametrize("value", [None, 3, b"fma/chain", Order()])
 def test_a_contract_is_a_contract_or_text(value: object) -> None:
     with pytest.raises(ContractError, match="text form"):
-        as_contract(value)  # type: ignore[arg-type]
+        as_contract(value)
 
 
 def test_cuts_of_k() -> None:
@@ -141,7 +141,7 @@ def test_cuts_cover_k_once_at_multiples_of_the_block(k: int, block: int, blocks:
 
 @pytest.mark.parametrize("module", [isogemm.contract.spec, isogemm.contract.reference], ids=lambda m: m.__name__)
 def test_examples_in_docstrings(module: object) -> None:
-    outcome = doctest.testmod(module)  # type: ignore[arg-type]
+    outcome = doctest.testmod(module)
     assert outcome.attempted > 0
     assert outcome.failed == 0
 

@@ -161,7 +161,7 @@ class FakeFamily(ProductFamily):
         self.library = self.name == "library"
 
     @property
-    def home(self) -> str:  # type: ignore[override]
+    def home(self) -> str:
         return f"{self.name}-{self.source}"
 
     def configs(self, product: Product) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ class FakeFamily(ProductFamily):
                 self.faults[config](product, value)
             view(at.out, product.out, value.shape, product.dtype_out)[...] = value
 
-        launch.config = config  # type: ignore[attr-defined]
+        launch.config = config
         return launch
 
 

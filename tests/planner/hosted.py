@@ -137,7 +137,7 @@ class HostBench:
 def operands(product: Product) -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(1)
     shapes = (product.m, product.k), (product.n, product.k)
-    return tuple(random.standard_normal(s, np.float32).astype(ml_dtypes.bfloat16) for s in shapes)  # type: ignore[return-value]
+    return tuple(random.standard_normal(s, np.float32).astype(ml_dtypes.bfloat16) for s in shapes)
 
 
 def out_of(product: Product) -> np.ndarray:

@@ -129,7 +129,7 @@ def test_writing_beside_the_output_is_found() -> None:
     def overrun(product: Product, config: str, device: int) -> Any:
         return bind(replace(product, n=product.n + 1), config, device)
 
-    family.bind = overrun  # type: ignore[method-assign]
+    family.bind = overrun
     product = replace(LINEAR, b=Strides(256, 1))  # B has rows to spare, so that one column more can be read
     assert "beside the output were written" in tried(family, "plain", product)
 

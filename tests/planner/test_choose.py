@@ -131,7 +131,7 @@ def test_a_kernel_that_cannot_be_built_is_passed_over_and_said(caplog: pytest.Lo
     here = chooser(f, tables=[table(Use("f", "fast"), Use("f", "plain"))])
     here.choose(LINEAR)
     bind = f.bind
-    f.bind = lambda p, config, device: (_ for _ in ()).throw(RuntimeError("shared memory")) if config == "fast" else bind(p, config, device)  # type: ignore[method-assign]  # fmt: skip  # noqa: E501
+    f.bind = lambda p, config, device: (_ for _ in ()).throw(RuntimeError("shared memory")) if config == "fast" else bind(p, config, device)  # fmt: skip  # noqa: E501
     with caplog.at_level(logging.WARNING, "isogemm"):
         assert here.choose(LINEAR).config == "plain"
     assert "shared memory" in caplog.text
@@ -151,7 +151,7 @@ def test_kernels_that_a_product_does_not_fit_are_one_line(caplog: pytest.LogCapt
     here = chooser(f, tables=[table(*uses, Use("f", "plain"))])
     for use in uses:
         here.verdict(f, odd, use.config)
-    f.bind = refusing  # type: ignore[method-assign]
+    f.bind = refusing
     with caplog.at_level(logging.WARNING, "isogemm"):
         assert [here.choose(odd.with_m(m)).config for m in (1, 8, 64)] == ["plain"] * 3
     (line,) = [record.getMessage() for record in caplog.records]

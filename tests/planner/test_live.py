@@ -104,7 +104,7 @@ def test_the_best_of_each_family_is_timed_though_its_model_is_further_off() -> N
     expects = {"other": 18.0, "worse": 19.0}
     for factor, found in ((1.0, "other"), (1.2, "best")):  # 1.8 and 2.2 times the best's
         here = Here(clock={"best": 12.0, "other": 7.0}.__getitem__, own=("best",))
-        here.chooser.families["g"] = Kernels(  # type: ignore[index]
+        here.chooser.families["g"] = Kernels(
             "g", here.bench, offered=("other", "worse"), expects=lambda p, c, factor=factor: factor * expects[c]
         )
         assert here.settle(here.chooser.serve(P)) == found
@@ -251,7 +251,7 @@ def test_warm_settles_a_class_that_another_product_leads_or_that_is_timed_for_on
     here.live.warm([P], lambda *progress: None, budget=30.0)
     assert not here.live._watches
     here = Here(clock={"best": 10.0, "second": 9.0}.__getitem__, own=("best", "second"))
-    here.chooser.timed = lambda p: iter([Hint(Use("f", "best"), "a table")] if p.m == 16 else timed(p))  # type: ignore
+    here.chooser.timed = lambda p: iter([Hint(Use("f", "best"), "a table")] if p.m == 16 else timed(p))
     here.f.bind(P, "best", 0)
     here.chooser.verdict(here.f, P, "best")
     here.chooser.serve(other)
@@ -269,7 +269,7 @@ def test_what_fails_for_one_product_is_found_for_the_others_of_its_class() -> No
             raise RuntimeError("no room")
         return at_hand(product)
 
-    here.live.candidates.at_hand = fails  # type: ignore[method-assign]
+    here.live.candidates.at_hand = fails
     for _ in range(ROUNDS + 2):
         here.call(second)
     assert (here.call(first, other), here.call(second)) == ("best", "second")
@@ -346,7 +346,7 @@ def test_a_round_that_was_enqueued_too_slowly_does_not_count() -> None:
 
 def test_what_fails_behind_a_call_is_nothing_to_its_caller() -> None:
     here = Here(own=("best", "second"))
-    here.bench.round = lambda *_: 1 / 0  # type: ignore[method-assign]
+    here.bench.round = lambda *_: 1 / 0
     relay = here.chooser.serve(P)
     assert here.settle(relay) == "best"
     assert "watching" not in relay.now.__qualname__

@@ -8,7 +8,7 @@ import isogemm
 
 
 def taken(plan: object) -> list[str]:
-    return [value for name, value in plan.rows() if name == "-> if"]  # type: ignore[attr-defined]
+    return [value for name, value in plan.rows() if name == "-> if"]
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_digest_depends_on_the_bits(here: str, monkeypatch: pytest.MonkeyPatch) 
 
     def one_flipped(*args: object) -> bytes:
         calls.append(None)
-        found = bytearray(whole(*args))  # type: ignore[arg-type]
+        found = bytearray(whole(*args))
         found[0] ^= len(calls) == 100
         return bytes(found)
 

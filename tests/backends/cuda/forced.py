@@ -42,7 +42,7 @@ def candidates(product: Product) -> Iterator[tuple[str, str]]:
                 yield family.name, config
     for hint, found in here.judged(product):
         if here.families[hint.use.family].library and found.state == "admitted":
-            yield tuple(hint.use)  # type: ignore[misc]
+            yield tuple(hint.use)
 
 
 def family(name: str) -> ProductFamily:

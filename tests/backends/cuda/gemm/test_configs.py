@@ -84,7 +84,7 @@ def listing(mode: Mode) -> Iterator[tuple[str, str]]:
     for table in shipped_tables():
         for row in table.rows:
             if row.key.contract == mode.definition and row.key.types.startswith(mode.dtype):
-                yield from (tuple(use) for bucket in row.buckets for use in bucket.uses)  # type: ignore[misc]
+                yield from (tuple(use) for bucket in row.buckets for use in bucket.uses)
 
 
 def everything(mode: Mode) -> list[tuple[str, str, tuple[int, int, int]]]:

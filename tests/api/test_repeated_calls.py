@@ -169,7 +169,6 @@ def items(a, b):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_stacks_of_equal_sizes_are_told_apart(threads):
     """Extents, strides and axes of stacks are compared behind the look-up by sizes, as those of matrices are."""
-    held = isogemm.get_num_threads()
     isogemm.set_num_threads(threads)
     a, b = values((12, 10, 20), seed=1), values((12, 20, 40), seed=2)
     calls = [
@@ -186,26 +185,21 @@ def test_stacks_of_equal_sizes_are_told_apart(threads):
     wants = [items(*call) for call in calls]
     flat = a.reshape(120, 20), values((20, 480), seed=6)  # a matrix of each size
     shared = np.broadcast_to(b[0], b.shape)
-    try:
-        for _ in range(3):
-            for (x, y), want in zip(calls, wants, strict=True):
-                assert_same(isogemm.matmul(x, y), want)
-                assert_same(isogemm.gemm_strided_batched(x, y), want)
-                assert_same(isogemm.matmul(x, y, out=poisoned(want.shape)), want)
-            assert_same(isogemm.matmul(*flat), product(*flat))
-            assert_same(isogemm.matmul(a, shared), items(a, shared))
-            lead = (2, 3, 2)
-            assert_same(
-                isogemm.matmul(a.reshape(*lead, 10, 20), b.reshape(*lead, 20, 40)).reshape(12, 10, 40), wants[0]
-            )
-        assert all((execute.again(execute.PRODUCT, x, y) is None) == (len(x) == 1) for x, y in calls)
-        assert execute.again(execute.PRODUCT, a, b.reshape(24, 10, 40)) is None
-        assert execute.again(execute.PRODUCT, a, shared) is None
-        for _ in range(2):
-            assert_same(isogemm.matmul(a[:, :, :0], b[:, :0]), np.zeros((12, 10, 40), F32))
-            assert isogemm.matmul(a, b[:, :, :0]).shape == (12, 10, 0)
-    finally:
-        isogemm.set_num_threads(held)
+    for _ in range(3):
+        for (x, y), want in zip(calls, wants, strict=True):
+            assert_same(isogemm.matmul(x, y), want)
+            assert_same(isogemm.gemm_strided_batched(x, y), want)
+            assert_same(isogemm.matmul(x, y, out=poisoned(want.shape)), want)
+        assert_same(isogemm.matmul(*flat), product(*flat))
+        assert_same(isogemm.matmul(a, shared), items(a, shared))
+        lead = (2, 3, 2)
+        assert_same(isogemm.matmul(a.reshape(*lead, 10, 20), b.reshape(*lead, 20, 40)).reshape(12, 10, 40), wants[0])
+    assert all((execute.again(execute.PRODUCT, x, y) is None) == (len(x) == 1) for x, y in calls)
+    assert execute.again(execute.PRODUCT, a, b.reshape(24, 10, 40)) is None
+    assert execute.again(execute.PRODUCT, a, shared) is None
+    for _ in range(2):
+        assert_same(isogemm.matmul(a[:, :, :0], b[:, :0]), np.zeros((12, 10, 40), F32))
+        assert isogemm.matmul(a, b[:, :, :0]).shape == (12, 10, 0)
     for wrong in (b[:11], b[:, :19]):
         with pytest.raises(isogemm.errors.ShapeError):
             isogemm.matmul(a, wrong)

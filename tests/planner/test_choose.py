@@ -131,7 +131,13 @@ def test_a_kernel_that_cannot_be_built_is_passed_over_and_said(caplog: pytest.Lo
     here = chooser(f, tables=[table(Use("f", "fast"), Use("f", "plain"))])
     here.choose(LINEAR)
     bind = f.bind
-    f.bind = lambda p, config, device: (_ for _ in ()).throw(RuntimeError("shared memory")) if config == "fast" else bind(p, config, device)  # fmt: skip  # noqa: E501
+
+    def bind_but_fast(product, config, device):
+        if config == "fast":
+            raise RuntimeError("shared memory")
+        return bind(product, config, device)
+
+    f.bind = bind_but_fast
     with caplog.at_level(logging.WARNING, "isogemm"):
         assert here.choose(LINEAR).config == "plain"
     assert "shared memory" in caplog.text

@@ -437,7 +437,6 @@ def test_batched_accumulates() -> None:
 @pytest.mark.parametrize("copies", [1, 5])
 def test_items_of_any_size(copies: int, threads: int) -> None:
     """Few large ones, each with a grid of its own, and many small ones to a chunk."""
-    before = isogemm.get_num_threads()
     sizes = [(1, 37, 20), (0, 4, 5), (20, 37, 33), (3, 0, 5), (70, 100, 40), (33, 3, 20), (4, 4, 0), (9, 50, 60)]
     items, wanted, rooms = [], [], []
     for i, (m, n, k) in enumerate(sizes * copies):
@@ -451,10 +450,7 @@ def test_items_of_any_size(copies: int, threads: int) -> None:
         acc = reference.evaluate(a.astype(F32), plain.astype(F32), CHAIN)
         wanted.append(reference.epilogue(acc, alpha=2.0, beta=0.5, c=c, out_dtype=dtype))
     isogemm.set_num_threads(threads)
-    try:
-        execute.gemm_items(items, Settings(CHAIN, alpha=2.0, beta=0.5))
-    finally:
-        isogemm.set_num_threads(before)
+    execute.gemm_items(items, Settings(CHAIN, alpha=2.0, beta=0.5))
     for room, want in zip(rooms, wanted, strict=True):
         room.check(want)
 

@@ -6,7 +6,6 @@ import _thread
 import os
 import threading
 import time
-from collections.abc import Iterator
 
 import numba
 import numpy as np
@@ -26,11 +25,8 @@ NOTES = 64  # words of a task array before what `_noted` leaves there
 
 
 @pytest.fixture(autouse=True)
-def _threads() -> Iterator[None]:
-    before = isogemm.get_num_threads()
+def _threads() -> None:
     isogemm.set_num_threads(2)
-    yield
-    isogemm.set_num_threads(before)
 
 
 def prepared(shape: tuple[int, int, int], seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

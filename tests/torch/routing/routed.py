@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 from tests.torch.tensors import bits, randn, same
 
@@ -42,17 +44,15 @@ def clean():
     assert not scope.enabled()
 
 
-class within:
-    """A scope, or the process-wide switch."""
-
-    def __init__(self, scoped, **options):
-        self.scoped, self.options = scoped, options
-
-    def __enter__(self):
-        if not self.scoped:
-            return scope.enable()
-        self.scope = scope.invariant(**self.options)
-        return self.scope.__enter__()
-
-    def __exit__(self, *error):
-        return self.scope.__exit__(*error) if self.scoped else scope.disable()
+@contextlib.contextmanager
+def within(scoped, *contract, strict=False, **options):
+    """A scope, or the process-wide switch, which neither counts nor is strict."""
+    if scoped:
+        with scope.invariant(*contract, strict=strict, **options) as entered:
+            yield entered
+        return
+    scope.enable(*contract, **options)
+    try:
+        yield None
+    finally:
+        scope.disable()

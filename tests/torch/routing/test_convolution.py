@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.torch.tensors import randn, same
+from tests.torch.routing.routed import SCOPED, randn, same, within
 
 import isogemm
 from isogemm.errors import OptionError
 
 torch = pytest.importorskip("torch")
 
-from isogemm.torch.routing import scope as routing  # noqa: E402
 from isogemm.torch.routing.scope import invariant  # noqa: E402
 
 F = torch.nn.functional
@@ -37,18 +36,11 @@ def test_a_convolution_along_one_dimension_is_a_product(dtype, inference):
     torch.testing.assert_close(got, F.conv1d(x, w, bias, 2, 1), rtol=2e-2, atol=5e-2)
 
 
-@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@SCOPED
 def test_patches_are_rows(scoped):
     image, w, bias = randn(3, 4, 12, 15), randn(8, 4, 4, 5), randn(8)
-    if scoped:
-        with invariant():
-            got = F.conv2d(image, w, bias, (4, 5))
-    else:
-        routing.enable()
-        try:
-            got = F.conv2d(image, w, bias, (4, 5))
-        finally:
-            routing.disable()
+    with within(scoped):
+        got = F.conv2d(image, w, bias, (4, 5))
     rows = image.view(3, 4, 3, 4, 3, 5).permute(0, 2, 4, 1, 3, 5).reshape(3, 9, 80)
     assert same(got.flatten(2), isogemm.linear(rows, w.flatten(1), bias).mT)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.torch.routing.routed import within
 
 from isogemm.errors import ContractError
 
@@ -197,11 +198,8 @@ def test_a_model_as_it_runs_without_a_scope():
 def test_after_enable_a_converted_model_is_described_as_routed():
     model = Mlp()
     isogemm.torch.convert(model)
-    isogemm.torch.enable()
-    try:
+    with within(False):
         assert not coverage(model, torch.randn(3, 16)).not_routed
-    finally:
-        isogemm.torch.disable()
 
 
 def test_errors_pass_and_leave_nothing_behind():

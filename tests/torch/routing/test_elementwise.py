@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from tests.torch.tensors import bits
+from tests.torch.routing.routed import SCOPED, bits, within
 
 torch = pytest.importorskip("torch")
 
-from isogemm.torch.routing import scope  # noqa: E402
 from isogemm.torch.routing.elementwise import EXACT, form  # noqa: E402
 from isogemm.torch.routing.scope import invariant  # noqa: E402
 
@@ -61,17 +60,15 @@ def places(f, x):
         "transposed": bits(f(x[:10_000].view(100, 100).T)).T.reshape(-1) != whole[:10_000],
     }
     threads = torch.get_num_threads()
-    try:
-        for n in (1, 2):
-            torch.set_num_threads(n)
-            found[f"{n} threads"] = bits(f(x)) != whole
-    finally:
-        torch.set_num_threads(threads)
+    for n in (1, 2):
+        torch.set_num_threads(n)
+        found[f"{n} threads"] = bits(f(x)) != whole
+    torch.set_num_threads(threads)
     return {name: int(d.sum()) for name, d in found.items() if d.any()}
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@SCOPED
 def test_an_element_has_its_bits_anywhere(dtype, scoped):
     generator = torch.Generator().manual_seed(0)
     x = (torch.rand(ROOM, generator=generator) * 0.9 + 0.05).to(dtype)
@@ -80,15 +77,8 @@ def test_an_element_has_its_bits_anywhere(dtype, scoped):
     wrong = {}
     skipped = set() if scoped else {"alpha", "minus alpha"}  # sums are left alone by enable
     for name in UNARY.keys() - skipped:
-        if scoped:
-            with invariant():
-                found, y = places(UNARY[name], x), UNARY[name](x)
-        else:
-            scope.enable()
-            try:
-                found, y = places(UNARY[name], x), UNARY[name](x)
-            finally:
-                scope.disable()
+        with within(scoped):
+            found, y = places(UNARY[name], x), UNARY[name](x)
         if found:
             wrong[name] = found
         torch.testing.assert_close(y, plain[name], rtol=2e-2, atol=2e-2, msg=name)

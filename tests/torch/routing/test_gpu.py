@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.torch.routing.routed import SCOPED, same, within
 
 torch = pytest.importorskip("torch")
 
@@ -55,7 +56,7 @@ PLAIN = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@SCOPED
 def test_calls_and_their_gradients(dtype, scoped):
     x = torch.randn(3, 20, N, device="cuda").to(dtype)
     w = torch.randn(N, device="cuda").to(dtype)
@@ -67,14 +68,8 @@ def test_calls_and_their_gradients(dtype, scoped):
         return y.detach(), leaf.grad
 
     def routed(call, x):
-        if scoped:
-            with isogemm.torch.invariant(strict=True):
-                return run(call, x)
-        isogemm.torch.enable()
-        try:
+        with within(scoped, strict=True):
             return run(call, x)
-        finally:
-            isogemm.torch.disable()
 
     for name, (call, expected) in CALLS.items():
         y, dx = routed(call, x)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pytest
-from tests.torch.routing.routed import chain, clean, randn, same, within  # noqa: F401
+from tests.torch.routing.routed import SCOPED, chain, clean, randn, same, within  # noqa: F401
 
 import isogemm
 from isogemm.contract import rows as contract
@@ -91,23 +89,16 @@ def logsumexp(x):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("inference", [False, True], ids=["grad", "inference"])
-@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@SCOPED
 def test_calls_have_isogemms_bits(dtype, inference, scoped):
     x, w = 3 * randn(3, 4, N, dtype=dtype), randn(N, dtype=dtype)
     differ = 0
     for name, (call, expected) in CALLS.items():
         with torch.inference_mode(inference):
             plain = call(x, w)
-            if scoped:
-                with invariant(strict=True) as scope:
-                    got = call(x, w)
-                assert scope.routed.total() == 1, name
-            else:
-                routing.enable()
-                try:
-                    got = call(x, w)
-                finally:
-                    routing.disable()
+            with within(scoped, strict=True) as scope:
+                got = call(x, w)
+            assert not scoped or scope.routed.total() == 1, name
             assert same(got, expected(x, w)), name
             assert same(call(x, w), plain), name
         torch.testing.assert_close(got, plain, rtol=2e-2, atol=2e-2, msg=name)
@@ -116,23 +107,15 @@ def test_calls_have_isogemms_bits(dtype, inference, scoped):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@SCOPED
 def test_cross_entropy_is_a_sum_of_one_row(dtype, scoped):
     x, target = 3 * randn(60, 11, dtype=dtype), torch.randint(0, 11, (60,))
     target[::7] = -100
     plain = {r: F.cross_entropy(x, target, reduction=r) for r in ("mean", "sum", "none")}
     leaf = x.clone().requires_grad_()
-    if scoped:
-        with invariant(strict=True):
-            got = {r: F.cross_entropy(leaf, target, reduction=r) for r in plain}
-            got["mean"].backward()
-    else:
-        routing.enable()
-        try:
-            got = {r: F.cross_entropy(leaf, target, reduction=r) for r in plain}
-            got["mean"].backward()
-        finally:
-            routing.disable()
+    with within(scoped, strict=True):
+        got = {r: F.cross_entropy(leaf, target, reduction=r) for r in plain}
+        got["mean"].backward()
     used = target >= 0
     each = torch.zeros(60)
     each[used] = -reductions.log_softmax(x).float()[used, target[used]]
@@ -146,7 +129,7 @@ def test_cross_entropy_is_a_sum_of_one_row(dtype, scoped):
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@SCOPED
 @pytest.mark.parametrize("ends", [(15,), (3, 5)], ids=["sequences", "images"])
 def test_cross_entropy_of_classes_before_the_last_dimensions_is_that_of_rows(ends, scoped, dtype):
     x, target = 3 * randn(4, 11, *ends, dtype=dtype), torch.randint(0, 11, (4, *ends))
@@ -230,7 +213,7 @@ def test_gradients_of_parameters_are_chains_over_rows(dtype):
     assert scope.routed == {"embedding_dense_backward": 1}
 
 
-@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@SCOPED
 def test_options_leave_them_to_torch(scoped):
     x = randn(3, 4, N)
     silu, attention = torch.tensor(0.5).repeat(7), F.scaled_dot_product_attention
@@ -241,14 +224,8 @@ def test_options_leave_them_to_torch(scoped):
     plain = {k: [call() for call in group] for k, group in calls.items()}
 
     def run(**options):
-        if scoped:
-            with invariant(**options):
-                return {k: [call() for call in group] for k, group in calls.items()}
-        routing.enable(**options)
-        try:
+        with within(scoped, **options):
             return {k: [call() for call in group] for k, group in calls.items()}
-        finally:
-            routing.disable()
 
     def equal(a, b):
         return [same(x, y) for x, y in zip(a, b, strict=True)]
@@ -416,15 +393,10 @@ def test_the_gradient_of_picked_rows_adds_them_in_order(dtype):
     ids = torch.arange(64).repeat_interleave(8)[torch.randperm(512, generator=torch.Generator().manual_seed(0))]
     dy, grads = torch.randn(512, 256).to(dtype), []
     for picked in (ids, ids - 64):
-        for how in ("scope", "enable"):
+        for scoped in (True, False):
             x = torch.zeros(64, 256, dtype=dtype, requires_grad=True)
-            if how == "enable":
-                routing.enable()
-            try:
-                with invariant(strict=True) if how == "scope" else contextlib.nullcontext():
-                    x[picked].backward(dy)
-            finally:
-                routing.disable()
+            with within(scoped, strict=True):
+                x[picked].backward(dy)
             grads.append(x.grad)
     wide = torch.zeros(64, 256)
     for i, row in zip(ids, dy.float(), strict=True):

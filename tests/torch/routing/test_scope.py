@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from tests.torch.routing.routed import LEAVES, clean, gemm, randn, same  # noqa: F401
+from tests.torch.routing.routed import LEAVES, clean, gemm, randn, same, within  # noqa: F401
 
 import isogemm
 from isogemm.errors import ContractError, OptionError
 
 torch = pytest.importorskip("torch")
 
-from isogemm.torch.routing import scope as routing  # noqa: E402
 from isogemm.torch.routing.scope import invariant  # noqa: E402
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -222,12 +221,9 @@ def test_linear_rounds_once_whatever_the_strides():
         alone = value(one, one, one, *options, need_weights=False, training=False)[0]
         among = value(all_, all_, all_, *options, need_weights=False, training=False)[0]
     assert same(alone[:, 0], among[:, 2])
-    routing.enable()
-    try:
+    with within(False):
         assert same(linear(x, w, bias), linear(x.contiguous(), w, bias))
         assert same(linear(x, w, bias)[:1], linear(x[:1], w, bias))
-    finally:
-        routing.disable()
 
 
 def test_a_backward_outside_of_the_scope_is_an_error():

@@ -5,20 +5,19 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from tests.torch.routing.routed import LEAVES, clean, gemm, randn, same  # noqa: F401
+from tests.torch.routing.routed import LEAVES, SCOPED, clean, gemm, randn, same, within  # noqa: F401
 
 from isogemm.errors import OptionError
 
 torch = pytest.importorskip("torch")
 
-from isogemm.torch.routing import scope as routing  # noqa: E402
 from isogemm.torch.routing.scope import invariant  # noqa: E402
 
 BACKENDS = ["aot_eager", "inductor"]
 
 
 @pytest.mark.parametrize("warm", [False, True], ids=["first inside", "compiled before"])
-@pytest.mark.parametrize("scoped", [True, False], ids=["invariant", "enable"])
+@SCOPED
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, of its compiler
 def test_a_compiled_function_keeps_the_bits(backend, scoped, warm):
@@ -39,17 +38,9 @@ def test_a_compiled_function_keeps_the_bits(backend, scoped, warm):
     if warm:
         assert not same(compiled(a, w), expected)
     assert counter.frame_count == warm
-    if scoped:
-        with invariant(LEAVES):
-            y = compiled(a, w)
-            (g,) = torch.autograd.grad(y.sum(), w)
-    else:
-        routing.enable(LEAVES)
-        try:
-            y = compiled(a, w)
-            (g,) = torch.autograd.grad(y.sum(), w)
-        finally:
-            routing.disable()
+    with within(scoped, LEAVES):
+        y = compiled(a, w)
+        (g,) = torch.autograd.grad(y.sum(), w)
     assert same(y, expected)
     dy = (expected > 1).float()
     assert same(g, torch.stack([gemm(x.T, d) for x, d in zip(a, dy, strict=True)]))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import time
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
+from isogemm.base.dtypes import NUMPY
 from isogemm.contract import reference
 from isogemm.contract.spec import Contract
+from isogemm.operands.device_array import DeviceId, device_array
 from isogemm.planner.trials import ProductFamily
 from isogemm.problem.product import Addresses, Product, Strides
 
-TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 H200 = {
     "device": "NVIDIA H200",
     "capability": "9.0",
@@ -64,11 +63,9 @@ class FakeMachine:
 
 def view(address: int, strides: Strides, shape: tuple[int, int, int], dtype: str) -> np.ndarray:
     """The stack of matrices at an address."""
-    kind = np.dtype(TYPES[dtype])
-    steps = (strides.batch, strides.row, strides.col)
-    count = 1 + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
-    flat = np.frombuffer((ctypes.c_char * (count * kind.itemsize)).from_address(address), kind)
-    return np.lib.stride_tricks.as_strided(flat, shape, [s * kind.itemsize for s in steps])
+    kind = NUMPY[dtype]
+    steps = (strides.batch * kind.itemsize, strides.row * kind.itemsize, strides.col * kind.itemsize)
+    return device_array(address, shape, steps, kind, DeviceId("cuda", 0)).view(np.ndarray)
 
 
 def compute(p: Product, at: Addresses, arithmetic: str = "") -> np.ndarray:
@@ -78,16 +75,17 @@ def compute(p: Product, at: Addresses, arithmetic: str = "") -> np.ndarray:
     c = None if p.c is None else view(at.c, p.c, (p.batch, p.m, p.n), p.dtype_c or "")
     bias = None if p.dtype_bias is None else view(at.bias, Strides(0, p.bias_stride), (1, 1, p.n), p.dtype_bias)[0, 0]
     contents = tuple(zlib.crc32(np.ascontiguousarray(x).view(np.uint8)) for x in (a, b, c, bias) if x is not None)
-    if (p, contract, contents) not in _results:
-        _results[p, contract, contents] = _stack(p, contract, a, b, c, bias)
-    return _results[p, contract, contents].copy()
+    key = p, repr((p.alpha, p.beta)), contract, contents  # products of 0.0 and of -0.0 are equal, their results not
+    if key not in _results:
+        _results[key] = _stack(p, contract, a, b, c, bias)
+    return _results[key].copy()
 
 
 _results: dict[Any, np.ndarray] = {}  # trials of one variant ask for the same products again and again
 
 
 def _stack(p: Product, contract: Contract, a: Any, b: Any, c: Any, bias: Any) -> np.ndarray:
-    out = np.empty((p.batch, p.m, p.n), TYPES[p.dtype_out])
+    out = np.empty((p.batch, p.m, p.n), NUMPY[p.dtype_out])
     for i in range(p.batch):
         out[i] = _one(p, contract, a[i], b[i], None if c is None else c[i], bias)
     return out
@@ -102,7 +100,7 @@ def _one(p: Product, contract: Contract, a: Any, b: Any, c: Any, bias: Any) -> n
         (rows, left), (columns, right) = _distinct(a), _distinct(b.T)
         acc = reference.evaluate(rows, columns.T, contract)[np.ix_(left, right)]
     beta = 0.0 if p.accumulate else p.beta
-    return reference.epilogue(acc, alpha=p.alpha, beta=beta, c=c, bias=bias, out_dtype=TYPES[p.dtype_out])
+    return reference.epilogue(acc, alpha=p.alpha, beta=beta, c=c, bias=bias, out_dtype=NUMPY[p.dtype_out])
 
 
 def _distinct(x: np.ndarray) -> tuple[np.ndarray, list[int]]:

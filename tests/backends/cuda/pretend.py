@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.planner.fakes import compute, view
 
 from isogemm.backends.cuda import calls
 from isogemm.backends.cuda.gemm import choose, execute
 from isogemm.backends.cuda.gemm import list_calls as front_items
-from isogemm.base.dtypes import BFLOAT16, NUMPY
+from isogemm.base.dtypes import BFLOAT16
 from isogemm.base.seen import Seen
-from isogemm.contract import reference
 from isogemm.operands import cuda as interop_cuda
 from isogemm.operands.device_array import DeviceId, device_array, holder_of
 from isogemm.planner.relay import Relay
 from isogemm.problem.numeric import default_contract
-from isogemm.problem.product import Addresses, Product, Strides
+from isogemm.problem.product import Addresses, Product
 
 FIRST = DeviceId("cuda", 0)
 NOWHERE = 0x7F0000000000
@@ -62,13 +62,6 @@ def read(x: Any) -> np.ndarray:
     return np.asarray(x).view(np.ndarray).copy()
 
 
-def matrix(address: int, strides: Strides, shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    """What a kernel finds at an address."""
-    steps = (strides.batch, strides.row, strides.col)[-len(shape) :]
-    found = NUMPY[dtype]
-    return device_array(address, shape, tuple(s * found.itemsize for s in steps), found, FIRST).view(np.ndarray)
-
-
 class PretendedLaunch:
     """The reference, reading and writing at the addresses of a launch."""
 
@@ -80,19 +73,7 @@ class PretendedLaunch:
         assert stream == STREAM
         assert all(x % p.align == 0 for x in at)
         assert (at.c != 0, at.bias != 0) == (p.c is not None, p.dtype_bias is not None)
-        a = matrix(at.a, p.a, (p.batch, p.m, p.k), p.dtype_a)
-        b = matrix(at.b, p.b, (p.batch, p.k, p.n), p.dtype_b)
-        out = matrix(at.out, p.out, (p.batch, p.m, p.n), p.dtype_out)
-        c = None if p.c is None else matrix(at.c, p.c, (p.batch, p.m, p.n), p.dtype_c or "")
-        bias = None if p.dtype_bias is None else matrix(at.bias, Strides(0, p.bias_stride), (1, p.n), p.dtype_bias)[0]
-        for i in range(p.batch):
-            x, y, start = a[i], b[i], None if c is None else c[i]
-            if x.dtype != y.dtype:
-                x, y = x.astype(np.float32), y.astype(np.float32)
-            acc = reference.evaluate(x, y, p.contract, start if p.accumulate else None)
-            out[i] = reference.epilogue(
-                acc, alpha=p.alpha, beta=p.beta, c=start, bias=bias, out_dtype=NUMPY[p.dtype_out]
-            )
+        view(at.out, p.out, (p.batch, p.m, p.n), p.dtype_out)[...] = compute(p, at)
 
 
 class Pretended:

@@ -6,12 +6,16 @@ import math
 from dataclasses import asdict
 
 import pytest
-from benchmarks.common import Group, groups_text, measured, summarize, told
+from benchmarks.common import Group, groups_text, measured, selected, summarize, told
+from benchmarks.cpu import cases as cpu
 from benchmarks.cpu.cases import Case
 from benchmarks.cpu.operands import build
 from benchmarks.draw import of_cpus, of_gpus
+from benchmarks.gpu import cases as gpu
+from benchmarks.model import cases as model
 from tests.process import ROOT, python
 
+from benchmarks import readme
 from isogemm import lab
 from isogemm.lab import Timing, rotation, verdict
 
@@ -21,6 +25,26 @@ ALL = Group("all", "them", lambda row: True, 1.0, low=0.9, least=0.5)
 @pytest.mark.parametrize("of", [of_cpus, of_gpus])
 def test_a_draw_repeats_and_a_longer_one_begins_with_it(of):
     assert of(3, 20) == of(3, 50)[:20] != of(4, 20)
+
+
+SUITES = {
+    "cpu": (cpu.cases, [*cpu.SUITES, cpu.RANDOM]),
+    "gpu": (gpu.cases, [*gpu.SUITES, gpu.RANDOM]),
+    "model": (model.cases, list(model.SUITES)),
+}
+
+
+@pytest.mark.parametrize(("cases", "suites"), SUITES.values(), ids=SUITES)
+def test_names_are_unique_so_that_a_repeat_command_means_one_case(cases, suites):
+    every = cases(suites)
+    assert len({case.name for case in every}) == len(every)
+    for case in every:
+        assert selected(cases([case.suite]), " ".join(case.words[1:])) == [case]
+
+
+def test_every_section_of_the_page_has_its_marks_once():
+    text = readme.PAGE.read_text()
+    assert all(text.count(edge) == 1 for _, mark, _ in readme.SECTIONS for edge in readme.marks(mark))
 
 
 def test_hot_weights_are_one_matrix_and_cold_ones_many(monkeypatch):

@@ -28,12 +28,6 @@ def timing(name: str, seconds: float) -> Timing:
     return Timing.of(name, [seconds] * 5, 1)
 
 
-def test_names_are_unique_so_that_a_repeat_command_means_one_case():
-    assert len({case.name for case in ALL}) == len(ALL)
-    for case in ALL:
-        assert selected(cases([case.suite]), " ".join(case.words[1:])) == [case]
-
-
 def test_a_word_is_matched_whole():
     assert {case.m for case in selected(cases(["llm"]), "m=1")} == {1}
     assert len(selected(ALL, "")) == len(ALL)

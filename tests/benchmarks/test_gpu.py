@@ -67,13 +67,6 @@ def small(monkeypatch):
     monkeypatch.setattr("isogemm.base.tuning._budget", 30.0)
 
 
-def test_names_are_unique_so_that_a_repeat_command_means_one_case():
-    every = cases([*SUITES, RANDOM])
-    assert len({case.name for case in every}) == len(every)
-    for case in every:
-        assert selected(cases([case.suite]), " ".join(case.words[1:])) == [case]
-
-
 def test_what_is_covered():
     llm = {(c.n, c.k, c.m) for c in cases(["llm"])}
     assert llm == {(n, k, m) for n, k in LLM for m in ROWS}
@@ -406,11 +399,6 @@ def test_each_section_of_the_page_is_written_from_its_own_files(tmp_path, monkey
     assert front.read_text() == "before\n" + "new\n".join(readme.HEADLINES) + "\nafter\n"
     kept = "".join(marks[:5])
     assert page.read_text() == f"{kept}1 of ['g.json']\n{gpu_end}\nafter\n"
-
-
-def test_the_page_s_marks_are_there():
-    text = readme.PAGE.read_text()
-    assert all(text.count(mark) == 1 for mark in (*readme.marks(""), *readme.marks("gpu ")))
 
 
 def test_every_other_line_of_the_page_names_cases():

@@ -17,7 +17,6 @@ from benchmarks.model.show import line, summary, table
 from rich.console import Console
 from tests.benchmarks.commands import invoke
 
-from benchmarks import readme
 from isogemm.lab import read_json
 
 pytest.importorskip("torch")
@@ -43,12 +42,6 @@ def one(suite, only):
 
 def run(*words):
     return invoke(model.main, "--device", "cpu", "--tiny", "--quick", *words)
-
-
-def test_names_are_unique_so_that_a_repeat_command_means_one_case():
-    assert len({case.name for case in ALL}) == len(ALL)
-    for case in ALL:
-        assert selected(cases([case.suite]), " ".join(case.words[1:])) == [case]
 
 
 def test_what_is_covered():
@@ -212,11 +205,6 @@ def test_the_readme_gets_rates_ratios_and_bits(shelf):
     (whole,) = (v["ratio"] for v in rows[0]["verdicts"] if v["ours"] == WHOLE)
     assert f"| {whole:.2f} |" in text
     assert text.endswith("`a.json`.\n")
-
-
-def test_the_page_has_a_place_for_them():
-    text = readme.PAGE.read_text()
-    assert all(text.count(mark) == 1 for mark in readme.marks("model "))
 
 
 @pytest.mark.parametrize("words", [("--suite", "none"), ("--only", "batch=9")])

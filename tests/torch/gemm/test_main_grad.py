@@ -127,7 +127,6 @@ def test_a_later_step_is_told_too(forgotten, which):
 
 
 def test_a_model_of_micro_batches_inside_of_leaves_is_told_at_the_second():
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.Linear(8, 4))
     iso.convert(model, grad_order="leaf16")
     iso.use_main_grad(model)

@@ -28,11 +28,6 @@ CONVERTED = [
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def rows_that_differ(module, x):
     whole = module(x)
     return sum(not torch.equal(module(x[i : i + 1]), whole[i : i + 1]) for i in range(len(x)))

@@ -46,7 +46,6 @@ def inputs(name, rows):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_gradients_are_those_of_the_formula(name):
-    torch.manual_seed(0)
     plain = torch.nn.Sequential(BLOCKS[name]())
     ours, x = copy.deepcopy(plain), inputs(name, 7)
     assert iso.convert(ours, strict=True).converted == ("0",)
@@ -71,7 +70,6 @@ def test_gradients_are_those_of_the_formula(name):
 @pytest.mark.parametrize("name", BLOCKS)
 def test_micro_batches_have_the_bits_of_the_whole(name, dtype):
     """3 tokens a sequence and chains of rows: any cut is one of whole leaves."""
-    torch.manual_seed(0)
     model = torch.nn.Sequential(BLOCKS[name]()).to(dtype)
     iso.convert(model, strict=True, grad_order="chain")
     x = inputs(name, 8)
@@ -92,7 +90,6 @@ def test_micro_batches_have_the_bits_of_the_whole(name, dtype):
 
 
 def test_a_transposed_weight_has_linear_s_bits():
-    torch.manual_seed(0)
     layer, x = conv1d(), torch.randn(5, 40)
     want = iso.linear(x, layer.weight.mT, layer.bias)
     iso.convert(torch.nn.Sequential(layer), strict=True)

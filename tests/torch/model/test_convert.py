@@ -59,7 +59,6 @@ def test_linear_is_a_drop_in():
 
 
 def test_convert_keeps_everything():
-    torch.manual_seed(0)
     model = Block()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     before, names, called = dict(model.named_parameters()), list(model.state_dict()), []
@@ -161,7 +160,6 @@ def test_a_converted_norm_sums_its_rows_in_the_order(make):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_mlp_s_rows_do_not_see_their_batch(dtype):
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(512, 96), torch.nn.ReLU(), torch.nn.Linear(96, 64)).to(dtype)
     iso.convert(model)
     x = torch.randn(65, 512, dtype=dtype)
@@ -255,7 +253,6 @@ def train(model, x, y, size):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_has_the_same_gradients_over_any_micro_batches(dtype):
-    torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(40, 24), torch.nn.SiLU(), torch.nn.Linear(24, 8)).to(dtype)
     plain = copy.deepcopy(model)
     iso.convert(model, grad_order="leaf16")
@@ -288,7 +285,6 @@ def test_main_grad_needs_layers_of_ours():
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, about itself
 def test_compiled_modules_have_the_same_bits():
-    torch.manual_seed(0)
     model = torch.nn.Sequential(iso.Linear(40, 24), torch.nn.ReLU(), iso.Linear(24, 8, bias=False))
     x = torch.randn(16, 40)
     want = [model(x), *torch.autograd.grad(model(x).square().sum(), list(model.parameters()))]

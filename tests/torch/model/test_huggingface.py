@@ -253,7 +253,6 @@ def test_frequencies_that_change_are_left():
 
 
 def test_gemma_multiplies_by_one_more_than_the_weight():
-    torch.manual_seed(0)
     config = transformers.GemmaConfig(**TINY)
     theirs = transformers.GemmaForCausalLM(config).eval()
     ours = copy.deepcopy(theirs)
@@ -271,7 +270,6 @@ def test_attention_that_is_something_else_is_left():
 
 def test_capped_logits():
     """Weights so large that caps are reached."""
-    torch.manual_seed(0)
     config = transformers.Gemma2Config(**TINY, attn_logit_softcapping=0.5, final_logit_softcapping=0.3)
     theirs = transformers.Gemma2ForCausalLM(config).eval()
     for p in theirs.parameters():

@@ -62,7 +62,6 @@ LAYERS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)
 def test_converted_layers_are_close_and_do_not_see_their_batch(make, dtype):
-    torch.manual_seed(0)
     theirs = make().to(dtype)
     ours = copy.deepcopy(theirs)
     state = torch.get_rng_state()
@@ -82,7 +81,6 @@ def test_converted_layers_are_close_and_do_not_see_their_batch(make, dtype):
 
 
 def test_layers_call_reductions():
-    torch.manual_seed(0)
     x = torch.randn(5, 40).bfloat16()
     norm, layer, foreign = torch.nn.RMSNorm(40, eps=1e-3), torch.nn.LayerNorm(40), RMS(40, eps=1e-2)
     model = torch.nn.ModuleList([norm, layer, foreign]).bfloat16()
@@ -94,7 +92,6 @@ def test_layers_call_reductions():
 
 
 def test_a_gated_block():
-    torch.manual_seed(0)
     theirs = Gated().bfloat16()
     ours, x, called = copy.deepcopy(theirs), torch.randn(9, 16).bfloat16(), []
     report = iso.convert(ours)
@@ -171,7 +168,6 @@ def test_an_embedding_that_became_another_one_is_refused(name, value):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("padding", [None, 3])
 def test_an_embedding(dtype, padding):
-    torch.manual_seed(0)
     theirs = torch.nn.Embedding(11, 8, padding_idx=padding).to(dtype)
     ours = copy.deepcopy(theirs)
     assert iso.convert(ours).converted == ("",)

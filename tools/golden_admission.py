@@ -7,21 +7,19 @@ Run it when a contract is added or a case changes; the file is part of the packa
 
 from __future__ import annotations
 
-import ml_dtypes
 import numpy as np
 import typer
 
 from isogemm.base.disk import replacing
+from isogemm.base.dtypes import NUMPY
 from isogemm.contract import golden, reference
 from isogemm.contract.spec import Contract
-
-DTYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 
 
 def bits(arithmetic: str, dtype_a: str, dtype_b: str, case: golden.GoldenCase) -> np.ndarray:
     """float32 bits of one case, by the reference."""
     a, b = golden.operands(case, dtype_a, dtype_b)
-    x, y = a.view(DTYPES[dtype_a]), b.view(DTYPES[dtype_b])
+    x, y = a.view(NUMPY[dtype_a]), b.view(NUMPY[dtype_b])
     if dtype_a != dtype_b:
         x, y = x.astype(np.float32), y.astype(np.float32)
     c = golden.start(case).view(np.float32) if case.started else None

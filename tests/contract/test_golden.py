@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.recorded import facts, vectors
 from tools.golden_cases import cases
 
 from isogemm.contract.compare import differing, first_mismatch
 from isogemm.contract.reference import evaluate
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-FACTS = json.loads((GOLDEN / "hopper.json").read_text())
+FACTS = facts("hopper")
 ELEMENTS = {
     "bfloat16": (ml_dtypes.bfloat16, "tensor_core:sm90"),
     "float16": (np.float16, "tensor_core:sm90"),
@@ -25,16 +22,10 @@ ELEMENTS = {
 }
 
 
-@functools.cache
-def vectors() -> dict[str, Any]:
-    with np.load(GOLDEN / "hopper.npz") as archive:
-        return dict(archive)
-
-
 def load(name: str) -> tuple[Any, Any, Any, Any, str]:
     """Operands, start, result and arithmetic of one case."""
     dtype, arithmetic = ELEMENTS[name.split("-")[0]]
-    bits = vectors()
+    bits = vectors("hopper")
     start = bits.get(f"{name}.c")
     c = None if start is None else start.view(np.float32)
     return bits[f"{name}.a"].view(dtype), bits[f"{name}.b"].view(dtype), c, bits[f"{name}.out"], arithmetic
@@ -68,7 +59,7 @@ def test_what_was_recorded() -> None:
         assert {int(name.split("-k")[1].split("-")[0]) for name in FACTS["cases"] if name.startswith(fmt)} == {
             *(1, 7, 16, 100, 333, 2568)
         }
-    assert {f"{name}.out" for name in FACTS["cases"]} == {key for key in vectors() if key.endswith(".out")}
+    assert {f"{name}.out" for name in FACTS["cases"]} == {key for key in vectors("hopper") if key.endswith(".out")}
 
 
 @pytest.mark.parametrize(

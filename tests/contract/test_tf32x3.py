@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.contract import oracle
 from tests.contract.draws import CLASSES, FLOAT32, draw
+from tests.recorded import facts, vectors
 
 import isogemm
 from isogemm.contract import Contract
@@ -182,19 +180,12 @@ def test_wrong_uses_are_named() -> None:
         evaluate(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), f"{NAME}/tree2", np.ones((2, 2), np.float32))
 
 
-GOLDEN = Path(__file__).parent.parent / "golden"
-FACTS = json.loads((GOLDEN / "tf32x3.json").read_text())
-
-
-@functools.cache
-def vectors() -> dict[str, Any]:
-    with np.load(GOLDEN / "tf32x3.npz") as archive:
-        return dict(archive)
+FACTS = facts("tf32x3")
 
 
 @pytest.mark.parametrize("name", FACTS["cases"])
 def test_no_bit_differs_from_the_gpu(name: str) -> None:
-    bits = vectors()
+    bits = vectors("tf32x3")
     a, b, c = (None if x is None else x.view(np.float32) for x in (bits.get(f"{name}.{part}") for part in "abc"))
     recorded = bits[f"{name}.out"]
     assert (c is not None) == name.endswith("-c")
@@ -204,7 +195,7 @@ def test_no_bit_differs_from_the_gpu(name: str) -> None:
 
 def test_what_was_recorded() -> None:
     assert FACTS["tiles that differ"] == {}
-    assert {f"{name}.out" for name in FACTS["cases"]} == {key for key in vectors() if key.endswith(".out")}
+    assert {f"{name}.out" for name in FACTS["cases"]} == {key for key in vectors("tf32x3") if key.endswith(".out")}
     instructions = {name for names in FACTS["tiles"].values() for name in names}
     assert any("mma.sync" in name for name in instructions)
     assert any("wgmma" in name for name in instructions)

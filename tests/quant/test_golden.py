@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.quant.draws import KINDS, WEIGHTS
+from tests.recorded import facts, vectors
 
 import isogemm
 from isogemm.contract import int32, reference
@@ -18,19 +16,12 @@ from isogemm.contract.rows import _fma
 from isogemm.formats.reference import decode, dequantize
 from isogemm.quant import QuantizedMatrix
 
-GOLDEN = Path(__file__).parent.parent / "golden"
 F32 = np.float32
-
-
-@functools.cache
-def vectors() -> dict[str, Any]:
-    with np.load(GOLDEN / "int32.npz") as archive:
-        return dict(archive)
 
 
 def load(fmt: Any, kind: str) -> tuple[Any, Any, Any, Any]:
     """x, the rows of w, and results as int32 and as fma."""
-    held, name = vectors(), f"{fmt.name}-{kind}"
+    held, name = vectors("int32"), f"{fmt.name}-{kind}"
     return held[f"{kind}-{fmt.block}.x"], held[f"{fmt.name}.w"], held[f"{name}.int32"], held[f"{name}.fma"]
 
 
@@ -60,7 +51,7 @@ def test_the_vectors_tell_mistakes_apart() -> None:
     """Scales before their rounding to float16, T before S, and codes of the other rounding of halves: other bits."""
     seen = dict.fromkeys(("halves", "scale", "order"), 0)
     for fmt in WEIGHTS:
-        codes = decode(vectors()[f"{fmt.name}.w"], fmt)
+        codes = decode(vectors("int32")[f"{fmt.name}.w"], fmt)
         for kind in KINDS:
             x, _, integers, _ = load(fmt, kind)
             for what in seen:
@@ -97,11 +88,11 @@ def mistaken(x: Any, codes: int32.Codes, what: str) -> Any:
 
 
 def test_what_was_recorded() -> None:
-    facts = json.loads((GOLDEN / "int32.json").read_text())
-    assert facts["tiles that differ"] == {}
-    assert facts["cases"] == [f"{fmt.name}-{kind}" for fmt in WEIGHTS for kind in KINDS]
-    assert set(facts["tiles"]) >= {"few alone", "few in turns", "many 128x32", "floats, few", "floats, many"}
-    for name in facts["cases"]:
-        for bits in (vectors()[f"{name}.int32"], vectors()[f"{name}.fma"]):
+    said = facts("int32")
+    assert said["tiles that differ"] == {}
+    assert said["cases"] == [f"{fmt.name}-{kind}" for fmt in WEIGHTS for kind in KINDS]
+    assert set(said["tiles"]) >= {"few alone", "few in turns", "many 128x32", "floats, few", "floats, many"}
+    for name in said["cases"]:
+        for bits in (vectors("int32")[f"{name}.int32"], vectors("int32")[f"{name}.fma"]):
             nan = (bits & 0x7FFFFFFF) > 0x7F800000
             assert (bits[nan] == 0x7FFFFFFF).all(), "the GPU's NaN is the canonical one"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.products import F16, F32, assert_same, values
 from tests.quant.draws import KINDS
+from tests.recorded import vectors
 
 import isogemm
 from isogemm.backends.metal import public as metal
@@ -20,7 +21,6 @@ from isogemm.errors import ContractError, DeviceError, DTypeError, LayoutError, 
 from isogemm.formats.blocks import format_of
 from isogemm.formats.reference import decode
 
-GOLDEN = Path(__file__).parents[2] / "golden"
 SHIM = Path(__file__).parent / "shim.h"
 FLOATS = [name for name in metal.KERNELS if name != "gemv_q4_0"]
 
@@ -88,24 +88,20 @@ def test_integers_of_q4_0(libraries):
 
 def test_bits_that_an_nvidia_gpu_recorded(libraries):
     """The golden vectors of fma/lanes32 and of int32."""
-    with np.load(GOLDEN / "lanes32.npz") as recorded:
-        cases = [name.removesuffix(".out") for name in recorded if name.endswith(".out") and name[0] == "f"]
-        for case in cases:
-            dtype = case.split("-")[0]
-            a, b = (recorded[f"{case}.{x}"].view(dtype) for x in "ab")
-            w = np.ascontiguousarray(b.T)
-            for name in FLOATS:
-                if metal.KERNELS[name].contract == "fma/lanes32":
-                    assert_same(
-                        multiplied(libraries, name, a, w, len(w), dtype=dtype), recorded[f"{case}.out"].view(F32)
-                    )
-    with np.load(GOLDEN / "int32.npz") as recorded:
-        rows = recorded["Q4_0.w"]
-        for kind in KINDS:
-            x = recorded[f"{kind}-32.x"]
-            given = int32.quantize_activations(x, 32)
-            got = multiplied(libraries, "gemv_q4_0", np.ascontiguousarray(given.q), rows, len(rows), given.d)
-            assert_same(got, recorded[f"Q4_0-{kind}.int32"].view(F32))
+    lanes = vectors("lanes32")
+    for case in (name.removesuffix(".out") for name in lanes if name.endswith(".out") and name[0] == "f"):
+        dtype = case.split("-")[0]
+        a, b = (lanes[f"{case}.{x}"].view(dtype) for x in "ab")
+        w = np.ascontiguousarray(b.T)
+        for name in FLOATS:
+            if metal.KERNELS[name].contract == "fma/lanes32":
+                assert_same(multiplied(libraries, name, a, w, len(w), dtype=dtype), lanes[f"{case}.out"].view(F32))
+    integers = vectors("int32")
+    rows = integers["Q4_0.w"]
+    for kind in KINDS:
+        given = int32.quantize_activations(integers[f"{kind}-32.x"], 32)
+        got = multiplied(libraries, "gemv_q4_0", np.ascontiguousarray(given.q), rows, len(rows), given.d)
+        assert_same(got, integers[f"Q4_0-{kind}.int32"].view(F32))
 
 
 def test_a_kernel_is_text_that_compiles_by_itself():

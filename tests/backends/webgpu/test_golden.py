@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from tests.products import F32, assert_same
 from tests.quant.draws import KINDS
+from tests.recorded import facts, vectors
 
 import isogemm
 from isogemm.backends.webgpu.kernels import FORMATS
@@ -18,25 +16,13 @@ from isogemm.contract import reference
 from isogemm.formats.blocks import format_of
 from isogemm.quant import QuantizedMatrix
 
-GOLDEN = Path(__file__).parents[2] / "golden"
-LANES = json.loads((GOLDEN / "lanes32.json").read_text())
+LANES = facts("lanes32")
 CASES = LANES["cases"]
 
 
-@pytest.fixture(scope="module")
-def lanes():
-    with np.load(GOLDEN / "lanes32.npz") as archive:
-        return dict(archive)
-
-
-@pytest.fixture(scope="module")
-def integers():
-    with np.load(GOLDEN / "int32.npz") as archive:
-        return dict(archive)
-
-
-def of_case(lanes, name):
+def of_case(name):
     """a, b stored [n, k], and the GPU's bits."""
+    lanes = vectors("lanes32")
     dtype = NUMPY[name.split("-")[0]]
     a, b = lanes[f"{name}.a"].view(dtype), lanes[f"{name}.b"].view(dtype)
     return a, np.ascontiguousarray(b.T), lanes[f"{name}.out"].view(F32)
@@ -48,15 +34,15 @@ def test_both_kernels_of_the_gpu_agreed():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_lanes_of_the_cpu_and_of_the_definition(lanes, name):
-    a, w, want = of_case(lanes, name)
+def test_lanes_of_the_cpu_and_of_the_definition(name):
+    a, w, want = of_case(name)
     assert_same(reference.evaluate(a, w.T, "fma/lanes32"), want)
     assert_same(isogemm.linear(a, w, contract="fma/lanes32", out_dtype="float32"), want)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_lanes_here(device, lanes, name):
-    a, w, want = of_case(lanes, name)
+def test_lanes_here(device, name):
+    a, w, want = of_case(name)
     for rows in (slice(None), slice(4, 5)):
         got = isogemm.linear(array(a[rows]), array(w), contract="fma/lanes32", out_dtype="float32")
         assert_same(got.numpy(), want[rows])
@@ -64,7 +50,8 @@ def test_lanes_here(device, lanes, name):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_integers_here(device, integers, fmt, kind):
+def test_integers_here(device, fmt, kind):
+    integers = vectors("int32")
     x, rows = integers[f"{kind}-{format_of(fmt).block}.x"], integers[f"{fmt}.w"]
     w = QuantizedMatrix.from_bytes(rows, shape=(len(rows), x.shape[1]), format=fmt).to("webgpu")
     for activations, recorded in (("q8", "int32"), ("fp32", "fma")):

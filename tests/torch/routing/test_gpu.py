@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tests.torch.routing.routed import SCOPED, same, within
+from tests.torch.routing.routed import SCOPED, chain, same, within
 
 torch = pytest.importorskip("torch")
-
-from tests.torch.routing.routed import chain, same  # noqa: E402
 
 import isogemm.torch  # noqa: E402
 from isogemm.torch import reductions  # noqa: E402

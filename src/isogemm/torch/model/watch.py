@@ -120,7 +120,8 @@ def _asked(model: Any, args: Any, kwargs: dict[str, Any]) -> None:
     refuse_weights(kwargs.get("output_attentions", getattr(model.config, "output_attentions", False)))
 
 
-run_as_it_is(_look.__code__)  # else torch compiles it on its own, and code that was compiled asks no more
+for _hook in (_look, _asked):
+    run_as_it_is(_hook.__code__)  # else torch compiles it on its own, and code that was compiled asks no more
 
 
 def _compiled(context: Any) -> None:
